@@ -1,0 +1,123 @@
+"""What a walk costs: operations and bytes by stage, counted tile by tile from the geometry alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyramidbench.cost import StageCost
+from pyramidbench.kernels.panels import CHUNK_ELEMENTS
+from pyramidbench.kernels.pyramid import walked_levels
+from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.problem import Problem
+from pyramidbench.selection import ranked_count
+from pyramidbench.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class ScoredNodes:
+    """Nodes scored by one head, summed over tiles and weighted by the rows that score them."""
+
+    by_summary: float
+    by_children: float
+    blocks: float
+    read_nodes: float
+    read_blocks: float
+
+
+def walk_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[StageCost, StageCost]:
+    """The build and route stages. Node counts are exact at the start level and upper bounds below it."""
+    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    scored = scored_nodes(tiling, rules, levels)
+    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    bounds = rules.bounds(problem.head_dim) > 0
+    width = problem.head_dim * (2 if bounds else 1)
+    per_block = {"exact": tiling.block_size, "sub": rules.sub_blocks, "summary": 0}[rules.leaf_score]
+    route_flops = heads * 2.0 * (
+        width * (scored.by_summary + rules.branching * scored.by_children) + problem.head_dim * per_block * scored.blocks
+    )
+    read = width * scored.read_nodes * (rules.branching if rules.node_score == "children" else 1)
+    read += problem.head_dim * per_block * scored.read_blocks
+    route = StageCost("route", route_flops, kv_heads * read * problem.itemsize)
+    if not rules.needs_summaries(levels):
+        return StageCost("build", 0.0, 0.0), route
+    keys = kv_heads * problem.seq_len_kv * problem.head_dim
+    written = kv_heads * nodes_in(tiling.blocks, rules.branching, levels) * width
+    return StageCost("build", keys * (3.0 if bounds else 1.0), (keys + written) * problem.itemsize), route
+
+
+def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
+    """Bytes held besides inputs and output: pyramid, block lists, fp32 copies of one head's keys, one chunk of logits."""
+    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 else 1)
+    kv_heads = problem.batch * problem.kv_heads
+    pyramid = kv_heads * nodes_in(tiling.blocks, rules.branching, levels) * width * problem.itemsize
+    listed = rules.top_k + rules.sink_blocks + rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
+    sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
+    lists = 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
+    head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
+    return pyramid + lists + head_copies + 6.0 * 4 * CHUNK_ELEMENTS
+
+
+def nodes_in(blocks: int, branching: int, levels: int) -> int:
+    """Nodes of all walked levels together."""
+    total = 0
+    for _ in range(levels):
+        total += blocks
+        blocks = -(-blocks // branching)
+    return total
+
+
+def scored_nodes(tiling: Tiling, rules: WalkRules, levels: int) -> ScoredNodes:
+    """Count what the walk scores for one head, over all tiles."""
+    tile = torch.arange(tiling.tiles)
+    forced = tiling.forced(tile, rules.sink_blocks, rules.local_blocks)
+    held = tiling.last_position(tile) - tiling.first_position(tile) + 1
+    rows = torch.ones_like(held) if rules.tile_reduce == "mean" else held.clamp(max=rules.score_rows or tiling.query_tile)
+    summary = children = read_nodes = 0.0
+    arriving: Tensor | None = None
+    for level in range(levels - 1, 0, -1):
+        span = rules.branching**level
+        rankable = rankable_nodes(tiling, tile, forced.sink_end, forced.local_start, span)
+        rankable = rankable if arriving is None else torch.minimum(rankable, arriving)
+        scored = torch.where(rankable > rules.inner_width(), rankable, 0)
+        if rules.node_score == "children":
+            children += float((scored * rows).sum())
+        else:
+            summary += float((scored * rows).sum())
+        read_nodes += float(scored.sum())
+        opened = rankable.clamp(max=rules.inner_width()) + forced.count().clamp(max=forced_width(tiling, rules, span))
+        arriving = opened * rules.branching
+    rankable = tiling.eligible(tile, forced)
+    rankable = rankable if arriving is None else torch.minimum(rankable, arriving)
+    keep = ranked_count(rules.top_k, forced, rules.forced_in_budget)
+    limit = None if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
+    if rules.leaf_score == "summary":
+        by_summary, exact = torch.where(rankable > keep, rankable, 0), torch.zeros_like(rankable)
+    else:
+        by_summary = torch.zeros_like(rankable) if limit is None else torch.where(rankable > limit, rankable, 0)
+        left = rankable if limit is None else rankable.clamp(max=limit)
+        exact = torch.where(left > keep, left + (forced.count() if rules.head_reduce == "sum_prob" else 0), 0)
+    return ScoredNodes(
+        by_summary=summary + float((by_summary * rows).sum()),
+        by_children=children,
+        blocks=float((exact * rows).sum()),
+        read_nodes=read_nodes + float(by_summary.sum()),
+        read_blocks=float(exact.sum()),
+    )
+
+
+def rankable_nodes(tiling: Tiling, tile: Tensor, sink_end: Tensor, local_start: Tensor, span: int) -> Tensor:
+    """Complete nodes of `span` blocks that hold no forced block, per tile."""
+    if not tiling.causal:
+        return (-(-tiling.blocks // span) - -(-sink_end // span)).clamp(min=0)
+    complete = (tiling.first_position(tile) + 1).clamp(min=0) // (span * tiling.block_size)
+    return (torch.minimum(complete, local_start // span) - -(-sink_end // span)).clamp(min=0)
+
+
+def forced_width(tiling: Tiling, rules: WalkRules, span: int) -> int:
+    """At most this many nodes of a level hold forced blocks."""
+    local = rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
+    return -(-rules.sink_blocks // span) + local // span + 2

@@ -1,0 +1,114 @@
+"""Dense attention: torch's scaled_dot_product_attention with its kernel forced. What everything is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from pyramidbench.cost import Cost, attention_cost
+from pyramidbench.method import Kind, Method
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import stage
+from pyramidbench.tiling import Tiling
+
+KERNELS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+MASK_ROWS = 1024
+"""Query rows whose explicit mask is held at a time, where the CPU kernel has no bottom-right causal mode."""
+
+
+@dataclass(frozen=True)
+class Dense(Method):
+    """Attends to every visible key. Nothing is chosen, so recall and mass are 1 by definition.
+
+    Parameters: kernel, one of "cudnn", "flash", "efficient", "math", or "auto": the first of these that the problem
+    allows ("flash" before "math" on a CPU). Torch is never left to choose; the result's `backend` names what ran.
+    Cost: 4·D·H·P operations for P visible pairs.
+    Differs from the source: causal means bottom-right alignment, also where M and N differ.
+    """
+
+    kind: ClassVar[Kind] = "dense"
+    source: ClassVar[str] = "torch.nn.functional.scaled_dot_product_attention; FlashAttention-2, arXiv 2307.08691"
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
+        "default": {},
+        **{name: {"kernel": name} for name in KERNELS},
+    }
+
+    kernel: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
+
+    def unsupported(self, problem: Problem) -> str | None:
+        if self.kernel == "auto":
+            return None
+        return kernel_limit(self.kernel, problem)
+
+    def chosen(self, problem: Problem) -> str:
+        """The kernel that runs: the forced one, or the first that the problem allows."""
+        if self.kernel != "auto":
+            return self.kernel
+        return next(name for name in KERNELS if kernel_limit(name, problem) is None)
+
+    def backend(self, problem: Problem) -> str:
+        return f"sdpa-{self.chosen(problem)}"
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> None:  # noqa: ARG002 - part of the contract
+        return None
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
+        assert selection is None
+        with stage("attend"), sdpa_kernel(KERNELS[self.chosen(problem)]):
+            if not problem.causal or problem.seq_len_q == problem.seq_len_kv:
+                return _sdpa(q, k, v, problem, is_causal=problem.causal)
+            if problem.device == "cuda" and self.chosen(problem) != "math":
+                bias = causal_lower_right(problem.seq_len_q, problem.seq_len_kv)
+                return _sdpa(q, k, v, problem, attn_mask=bias)
+            return torch.cat([self._masked_rows(q, k, v, problem, row) for row in range(0, q.shape[2], MASK_ROWS)], dim=2)
+
+    def _masked_rows(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem, first: int) -> Tensor:
+        rows = q[:, :, first : first + MASK_ROWS]
+        position = torch.arange(first, first + rows.shape[2], device=q.device) + problem.seq_len_kv - problem.seq_len_q
+        mask = torch.arange(problem.seq_len_kv, device=q.device) <= position[:, None]
+        return _sdpa(rows, k, v, problem, attn_mask=mask)
+
+    def cost(self, problem: Problem) -> Cost:
+        tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, 128, 128, problem.causal)
+        listed = tiling.visible_pairs() / (128 * 128)
+        workspace = 0.0
+        if self.chosen(problem) == "math":
+            workspace = 3.0 * 4 * problem.batch * problem.heads * problem.seq_len_q * problem.seq_len_kv
+        return Cost((attention_cost(problem, tiling.visible_pairs(), listed, 128),), workspace)
+
+
+def kernel_limit(kernel: str, problem: Problem) -> str | None:
+    """Why a kernel of torch cannot do a problem, or None."""
+    on_gpu = problem.device == "cuda"
+    uneven = problem.causal and problem.seq_len_q != problem.seq_len_kv
+    if kernel in ("cudnn", "efficient") and not on_gpu:
+        return f"the {kernel} kernel needs a CUDA device; on a CPU use flash or math"
+    if kernel in ("cudnn", "flash") and on_gpu and problem.dtype not in ("float16", "bfloat16"):
+        return f"the {kernel} kernel computes in float16 and bfloat16, not in {problem.dtype}"
+    if kernel == "efficient" and (problem.dtype == "float64" or problem.group > 1):
+        return "the efficient kernel has no float64 and no grouped key/value heads"
+    if kernel == "flash" and problem.head_dim != problem.head_dim_v:
+        return f"the flash kernel needs one head dim; q has {problem.head_dim} and v has {problem.head_dim_v}"
+    if kernel in ("cudnn", "efficient") and uneven:
+        return f"the {kernel} kernel through torch has no bottom-right causal mask for {problem.seq_len_q} queries"
+    return None
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, attn_mask: Tensor | None = None, is_causal: bool = False
+) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=attn_mask, is_causal=is_causal, scale=problem.scale, enable_gqa=problem.group > 1
+    )

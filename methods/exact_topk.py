@@ -1,0 +1,67 @@
+"""Exact Top-K: the oracle as a method. The most attention that K blocks can hold, at a dense price."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.kernels.attention import sparse_attention
+from pyramidbench.method import BlockMethod, Kind
+from pyramidbench.oracle import CHUNK_ELEMENTS, block_mass
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection, ranked_count, stack_lists, top_blocks
+from pyramidbench.stages import stage
+
+
+@dataclass(frozen=True)
+class ExactTopK(BlockMethod):
+    """Keeps the K blocks that hold the most attention, averaged over a group's heads and a tile's rows.
+
+    No selection of the same budget keeps more mass, by construction: it is the ceiling of every mass column, and has
+    recall 1. Cost: 2·D·H·P operations for P visible pairs, which is half of dense attention, and the attention.
+    """
+
+    kind: ClassVar[Kind] = "bound"
+    source: ClassVar[str] = "the definition of block mass in docs/selection.md"
+
+    def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
+        return "reference"
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
+        tiling = self.tiling(problem)
+        with stage("route"):
+            lists = list(self._best(q, k, problem))
+            width = max(part.shape[-1] for part in lists)
+            padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in lists]
+        return BlockSelection.from_indices(torch.cat(padded, dim=2), tiling)
+
+    def _best(self, q: Tensor, k: Tensor, problem: Problem) -> Iterator[Tensor]:
+        tiling = self.tiling(problem)
+        step = max(1, CHUNK_ELEMENTS // (problem.batch * problem.heads * tiling.blocks))
+        for start in range(0, tiling.tiles, step):
+            tile = torch.arange(start, min(start + step, tiling.tiles), device=q.device)
+            mass = block_mass(
+                q, k, block_size=self.block_size, query_tile=self.query_tile, causal=problem.causal, scale=problem.scale,
+                tiles=tile,
+            )
+            forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
+            keep = ranked_count(self.top_k, forced, self.forced_in_budget)
+            yield top_blocks(mass.unflatten(1, (problem.kv_heads, problem.group)).mean(2), tile, tiling, forced, keep)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
+        assert selection is not None
+        return sparse_attention(q, k, v, selection, scale=problem.scale)
+
+    def cost(self, problem: Problem) -> Cost:
+        planned, tiling = self.planned(problem), self.tiling(problem)
+        scored = 2.0 * problem.batch * problem.heads * problem.head_dim * tiling.visible_pairs()
+        keys = problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
+        attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
+        lists = 24.0 * problem.batch * problem.kv_heads * planned.listed
+        copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
+        return Cost((StageCost("route", scored, keys / 2), attend), lists + copies + 24.0 * CHUNK_ELEMENTS)

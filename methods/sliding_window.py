@@ -1,0 +1,56 @@
+"""Sliding window: the first blocks and the last ones. No selection at all, and often a strong baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.kernels.attention import sparse_attention
+from pyramidbench.method import BlockMethod
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import stage
+
+
+@dataclass(frozen=True)
+class SlidingWindow(BlockMethod):
+    """Keeps the sinks and a window that ends at the query: the K blocks of the budget are the nearest ones.
+
+    The forced blocks of the shared budget are kept as by every method, and the window reaches K blocks further back, so
+    that a row keeps as many keys as with any other method. Cost: attention only, 4·D·H·M·(K + forced)·C.
+    Differs from the paper: whole blocks, and no positions are reassigned.
+    """
+
+    source: ClassVar[str] = "StreamingLLM, arXiv 2309.17453"
+
+    def unsupported(self, problem: Problem) -> str | None:
+        if not problem.causal:
+            return "a window that ends at the query needs causal attention"
+        return super().unsupported(problem)
+
+    def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
+        return "reference"
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
+        tiling = self.tiling(problem)
+        tile = torch.arange(tiling.tiles, device=q.device)
+        with stage("route"):
+            window = self.top_k
+            if self.forced_in_budget:
+                window = max(0, self.top_k - self.sinks(problem) - self.locals(problem))
+            listed = tiling.forced(tile, self.sinks(problem), self.locals(problem) + window).list()
+        return BlockSelection.from_indices(listed.expand(k.shape[0], k.shape[1], -1, -1), tiling)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
+        assert selection is not None
+        return sparse_attention(q, k, v, selection, scale=problem.scale)
+
+    def cost(self, problem: Problem) -> Cost:
+        planned = self.planned(problem)
+        lists = 4.0 * problem.batch * problem.kv_heads * planned.listed
+        attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
+        return Cost((StageCost("route", 0.0, lists), attend), lists)

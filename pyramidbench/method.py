@@ -1,0 +1,103 @@
+"""Method: what the author of an attention method writes, once, in one file. Its fields are its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from pyramidbench.cost import Cost, PlannedBlocks, planned_blocks
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+Kind = Literal["dense", "selection", "bound"]
+NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to compute attention. Subclass it as a frozen dataclass in a file named after the method.
+
+    `kind` is "dense", "selection" (chooses blocks) or "bound" (an oracle or a floor: not a rival that one would deploy).
+    `presets` maps a preset's name to the fields that it sets. The subclass's docstring says what the method keeps and
+    why, its source, its cost, and where it differs from the source.
+    """
+
+    name: ClassVar[str] = ""
+    kind: ClassVar[Kind] = "selection"
+    source: ClassVar[str] = ""
+    presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
+
+    def unavailable(self) -> str | None:
+        """Why this method cannot run on this machine (a missing package or device), or None."""
+        return None
+
+    def unsupported(self, problem: Problem) -> str | None:  # noqa: ARG002 - part of the contract
+        """Why this method cannot do this problem, or None."""
+        return None
+
+    def backend(self, problem: Problem) -> str:
+        """The implementation that runs for this problem, as the result's `backend` column shows it."""
+        raise NotImplementedError
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection | None:
+        """The blocks that each query tile keeps; None when the method attends to everything."""
+        raise NotImplementedError
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
+        """Attention over the selection: [B, H, M, Dv] in q's dtype."""
+        raise NotImplementedError
+
+    def cost(self, problem: Problem) -> Cost:
+        """Predicted operations and bytes of one forward call, stage by stage."""
+        raise NotImplementedError
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+        """The whole call, end to end: choose, then attend."""
+        return self.attend(q, k, v, self.select(q, k, problem), problem)
+
+
+@dataclass(frozen=True)
+class BlockMethod(Method):
+    """A method that keeps K blocks of keys per query tile by rank, besides blocks that are always kept.
+
+    Fields (the budget that all block methods share, so that they can be compared at an equal one):
+        top_k: blocks kept by rank; the forced ones come on top unless `forced_in_budget`.
+        block_size: keys in a block. query_tile: consecutive queries that share one set (1: every token has its own).
+        sink_blocks: first blocks, always kept. local_blocks: last blocks up to the query's own, always kept; the own
+            one is always among them. Without causality there are no local blocks, and no sinks either by default (None).
+    """
+
+    top_k: NonNegative = 16
+    block_size: Positive = 64
+    query_tile: Positive = 64
+    sink_blocks: NonNegative | None = None
+    local_blocks: Positive | None = None
+    forced_in_budget: bool = False
+
+    def unsupported(self, problem: Problem) -> str | None:
+        if not problem.causal and self.local_blocks is not None:
+            return "local_blocks needs causal attention: without it no block is 'the last one up to the query'"
+        return None
+
+    def tiling(self, problem: Problem) -> Tiling:
+        return Tiling(problem.seq_len_q, problem.seq_len_kv, self.block_size, self.query_tile, problem.causal)
+
+    def sinks(self, problem: Problem) -> int:
+        """Sink blocks in force: as given, or 1 when causal and 0 when not."""
+        return self.sink_blocks if self.sink_blocks is not None else int(problem.causal)
+
+    def locals(self, problem: Problem) -> int:
+        """Local blocks in force: as given, or 2 when causal and 0 when not."""
+        return self.local_blocks if self.local_blocks is not None else 2 * int(problem.causal)
+
+    def planned(self, problem: Problem) -> PlannedBlocks:
+        """Blocks and pairs that the budget comes to, per head."""
+        return planned_blocks(
+            self.tiling(problem), self.top_k, self.sinks(problem), self.locals(problem), self.forced_in_budget
+        )

@@ -1,0 +1,133 @@
+"""The oracle: exact attention of whole rows, streamed over query tiles, and the mass that each key block holds.
+
+It shares no code with the kernels that it judges. Memory: the logits of a few rows at a time, never a whole N × N matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyramidbench.problem import Problem, check_tensors
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+CHUNK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class ExactRows:
+    """What exact attention does on some query tiles.
+
+    mass: [B, H, T, blocks], the share of a tile's attention that each block holds, mean over its rows (0 where a row has
+    no key). output: [B, H, T, query_tile, Dv], NaN in rows that a ragged tile lacks; None when no values were given.
+    """
+
+    mass: Tensor
+    output: Tensor | None
+
+
+def block_mass(
+    q: Tensor, k: Tensor, *, block_size: int, query_tile: int, causal: bool = True, scale: float | None = None,
+    tiles: Tensor | None = None,
+) -> Tensor:
+    """Exact share of attention that each key block receives, mean over a tile's rows: fp32 [B, H, tiles, blocks].
+
+    q: [B, H, M, D], k: [B, G, N, D]. `tiles` limits the work to some query tiles (int64, default all). A row without a
+    key (causal, M > N) contributes 0. Sums run in fp32 (fp64 for fp64 inputs).
+
+    Raises:
+        ValueError: tensors that do not form one attention call.
+    """
+    problem = Problem.of(q, k, causal=causal, scale=scale)
+    tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, block_size, query_tile, causal)
+    chosen = torch.arange(tiling.tiles, device=q.device) if tiles is None else tiles
+    return exact_rows(q, k, None, tiling, problem.scale, chosen).mass
+
+
+def exact_rows(
+    q: Tensor, k: Tensor, v: Tensor | None, tiling: Tiling, scale: float, tiles: Tensor,
+    selection: BlockSelection | None = None,
+) -> ExactRows:
+    """Exact attention on the given tiles; with a selection, restricted to its blocks. Sums in fp32 (fp64 for fp64)."""
+    check_tensors(q, k, v)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    batch, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
+    group = heads // kv_heads
+    mass = torch.zeros((batch, heads, len(tiles), tiling.blocks), dtype=wide, device=q.device)
+    output = None
+    if v is not None:
+        output = torch.full((batch, heads, len(tiles), tiling.query_tile, v.shape[-1]), torch.nan, dtype=wide, device=q.device)
+    for b in range(batch):
+        for g in range(kv_heads):
+            mine = slice(g * group, (g + 1) * group)
+            keys = k[b, g].to(wide)
+            values = None if v is None else v[b, g].to(wide)
+            for part in _chunks(tiling, tiles, group):
+                allowed = None if selection is None else _allowed(selection, b, mine, heads, tiles[part])
+                rows = _Rows(tiling, tiles[part])
+                weights = rows.weights(q[b, mine].to(wide) * scale, keys, allowed)
+                mass[b, mine, part] = rows.block_means(weights)
+                if values is not None and output is not None:
+                    exact = (weights @ values[: weights.shape[-1]]).view(group, -1, tiling.query_tile, values.shape[-1])
+                    output[b, mine, part] = exact.masked_fill(~rows.real[None, :, :, None], torch.nan)
+    return ExactRows(mass, output)
+
+
+def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device) -> Tensor:
+    """Evenly spaced tiles whose rows × keys × heads stay within `elements` (at least 16 tiles), ascending; all if they fit."""
+    affordable = elements // max(1, tiling.query_tile * tiling.seq_len_kv * heads)
+    count = min(tiling.tiles, max(16, affordable))
+    return ((2 * torch.arange(count, device=device) + 1) * tiling.tiles) // (2 * count)
+
+
+class _Rows:
+    """The query rows of some tiles: [T, query_tile], ragged ones marked unreal."""
+
+    def __init__(self, tiling: Tiling, tiles: Tensor) -> None:
+        self.tiling = tiling
+        row = tiles[:, None] * tiling.query_tile + torch.arange(tiling.query_tile, device=tiles.device)
+        self.real = row < tiling.seq_len_q
+        self.row = row.clamp(max=tiling.seq_len_q - 1)
+        self.position = self.row + tiling.offset
+
+    def weights(self, q: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
+        """Softmax weights [g, T·query_tile, seen keys]; a row that sees nothing is all 0."""
+        tiling = self.tiling
+        seen = min(tiling.seq_len_kv, int(self.position.max()) + 1) if tiling.causal else tiling.seq_len_kv
+        seen = max(seen, 1)
+        logits = q[:, self.row.flatten()] @ keys[:seen].mT
+        key = torch.arange(seen, device=q.device)
+        if tiling.causal:
+            logits.masked_fill_(key > self.position.flatten()[:, None], -torch.inf)
+        if allowed is not None:
+            logits.masked_fill_(~allowed[..., key // tiling.block_size].repeat_interleave(tiling.query_tile, 1), -torch.inf)
+        weights = logits.softmax(-1)
+        return weights.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
+
+    def block_means(self, weights: Tensor) -> Tensor:
+        """Mean over each tile's real rows of the weight in each block: [g, T, blocks]."""
+        size, blocks = self.tiling.block_size, self.tiling.blocks
+        padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
+        padded = torch.nn.functional.pad(padded, (0, blocks - padded.shape[-1]))
+        per_row = padded.unflatten(1, self.real.shape) * self.real[None, :, :, None]
+        return per_row.sum(2) / self.real.sum(-1)[None, :, None]
+
+
+def _chunks(tiling: Tiling, tiles: Tensor, group: int) -> Iterator[slice]:
+    step = max(1, CHUNK_ELEMENTS // max(1, group * tiling.query_tile * tiling.seq_len_kv))
+    for start in range(0, len(tiles), step):
+        yield slice(start, start + step)
+
+
+def _allowed(selection: BlockSelection, b: int, mine: slice, heads: int, tiles: Tensor) -> Tensor:
+    """Blocks that each head may use on these tiles: bool [g or 1, T, blocks]."""
+    sets = selection.indices.shape[1]
+    first, last = mine.start * sets // heads, max(mine.start * sets // heads + 1, mine.stop * sets // heads)
+    listed = selection.indices[b, first:last][:, tiles].long()
+    blocks = selection.tiling.blocks
+    mask = torch.zeros((*listed.shape[:2], blocks + 1), dtype=torch.bool, device=listed.device)
+    return mask.scatter_(-1, torch.where(listed < 0, blocks, listed), True)[..., :-1]

@@ -1,0 +1,176 @@
+"""BlockSelection, the list of key blocks that each query tile attends to, and the operations on such lists.
+
+Lists are ascending, int32, padded with -1 at the end. `heads` is the number of sets kept apart: the key/value heads
+when a GQA group shares its set, the query heads when each has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pyramidbench.tiling import Forced, Tiling
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
+
+
+@dataclass(frozen=True)
+class BlockSelection:
+    """Which key blocks each query tile attends to.
+
+    indices: int32 [B, heads, tiles, S], ascending, padded with -1. counts: int32 [B, heads, tiles], the blocks listed.
+    A tile with count 0 attends to nothing: its output is 0.
+    """
+
+    indices: Tensor
+    counts: Tensor
+    block_size: int
+    query_tile: int
+    seq_len_q: int
+    seq_len_kv: int
+    causal: bool
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.seq_len_q, self.seq_len_kv, self.block_size, self.query_tile, self.causal)
+
+    @classmethod
+    def from_indices(cls, indices: Tensor, tiling: Tiling) -> BlockSelection:
+        """Wrap lists [B, heads, tiles, S] that are ascending and padded with -1 at the end."""
+        counts = (indices >= 0).sum(-1, dtype=torch.int32)
+        return cls(
+            indices.to(torch.int32),
+            counts,
+            tiling.block_size,
+            tiling.query_tile,
+            tiling.seq_len_q,
+            tiling.seq_len_kv,
+            tiling.causal,
+        )
+
+    def mask(self) -> Tensor:
+        """Block mask, bool [B, heads, tiles, blocks]: True where a block is listed."""
+        shape = (*self.indices.shape[:-1], self.tiling.blocks + 1)
+        mask = torch.zeros(shape, dtype=torch.bool, device=self.indices.device)
+        slot = torch.where(self.indices < 0, self.tiling.blocks, self.indices).long()
+        return mask.scatter_(-1, slot, True)[..., :-1]
+
+    def pairs(self) -> Tensor:
+        """Attended (query, key) pairs, int64 [B, heads]."""
+        tile = torch.arange(self.tiling.tiles, device=self.indices.device)[:, None]
+        return self.tiling.pairs(tile, self.indices.long()).sum((-1, -2))
+
+    def density(self) -> float:
+        """Attended pairs ÷ pairs that dense attention computes, mean over heads. Dense is 1, causal or not."""
+        return float(self.pairs().double().mean()) / max(1, self.tiling.visible_pairs())
+
+    def check(self) -> None:
+        """Raise ValueError unless every list is in range, ascending, without repeats, padded at the end, and causal."""
+        indices, tiling = self.indices.long(), self.tiling
+        listed = indices >= 0
+        if bool((indices >= tiling.blocks).any()) or bool((indices < -1).any()):
+            raise ValueError(f"a selected block is outside 0 … {tiling.blocks - 1}")
+        if bool((listed.sum(-1) != self.counts).any()) or bool((listed[..., 1:] & ~listed[..., :-1]).any()):
+            raise ValueError("counts disagree with the lists, or padding stands before a listed block")
+        if bool((listed[..., 1:] & (indices[..., 1:] <= indices[..., :-1])).any()):
+            raise ValueError("a list is not strictly ascending: a block is repeated or out of order")
+        tile = torch.arange(tiling.tiles, device=indices.device)[:, None]
+        if tiling.causal and bool((listed & (indices * tiling.block_size > tiling.last_position(tile))).any()):
+            raise ValueError("a selected block starts after the tile's last query")
+
+    def to_block_mask(self, heads: int | None = None) -> BlockMask:
+        """The same sets as a FlexAttention BlockMask, repeated over `heads` query heads (default: the sets' own number).
+
+        FlexAttention's compiled kernels want both block sizes to be multiples of 16, and 128 × 128 for best speed.
+        """
+        from torch.nn.attention.flex_attention import BlockMask
+
+        group = (heads or self.indices.shape[1]) // self.indices.shape[1]
+        mask = self.mask().repeat_interleave(group, dim=1)
+        order = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
+        offset = self.tiling.offset
+
+        def causal_mask(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return key <= query + offset
+
+        return BlockMask.from_kv_blocks(
+            mask.sum(-1, dtype=torch.int32),
+            order,
+            BLOCK_SIZE=(self.query_tile, self.block_size),
+            mask_mod=causal_mask if self.causal else None,
+            seq_lengths=(self.seq_len_q, self.seq_len_kv),
+        )
+
+
+def top_indices(scores: Tensor, count: int) -> Tensor:
+    """Positions of the `count` highest scores in the last dimension, ties to the lower position, int64.
+
+    -inf marks what may not be taken and NaN counts as worst; the positions come in ascending order, padded with -1.
+    """
+    scores = torch.where(scores.isnan(), torch.finfo(scores.dtype).min, scores)
+    width = min(count, scores.shape[-1])
+    if width == 0:
+        return torch.full((*scores.shape[:-1], 0), -1, dtype=torch.int64, device=scores.device)
+    values, positions = scores.topk(width, dim=-1)
+    worst = values[..., -1:]
+    tied = ((scores >= worst).sum(-1, keepdim=True) > width) & (worst > -torch.inf)
+    if bool(tied.any()):
+        ordered = scores[tied[..., 0]].sort(dim=-1, descending=True, stable=True)
+        positions[tied[..., 0]] = ordered.indices[..., :width]
+        values[tied[..., 0]] = ordered.values[..., :width]
+    outside = scores.shape[-1]
+    positions = positions.masked_fill(values == -torch.inf, outside).sort(dim=-1).values
+    return positions.masked_fill(positions == outside, -1)
+
+
+def merge(*lists: Tensor) -> Tensor:
+    """Union of block lists that share no block: one ascending list, padded with -1 and trimmed to its widest row."""
+    joined = torch.cat(lists, dim=-1)
+    end = torch.iinfo(joined.dtype).max
+    joined = joined.masked_fill(joined < 0, end).sort(dim=-1).values
+    joined = joined.masked_fill(joined == end, -1)
+    width = int((joined >= 0).sum(-1).max()) if joined.numel() else 0
+    return joined[..., :width]
+
+
+def stack_lists(lists: Sequence[Tensor]) -> Tensor:
+    """Lists [T_i, S_i] below one another, padded with -1 to the widest: [ΣT, S]."""
+    width = max(part.shape[-1] for part in lists)
+    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in lists])
+
+
+def ranked_count(top_k: int, forced: Forced, forced_in_budget: bool) -> Tensor:
+    """Blocks that each tile keeps by rank, int64 [T]: K, or K less its forced blocks when K counts them."""
+    full = torch.full_like(forced.sink_end, top_k)
+    return (full - forced.count()).clamp(min=0) if forced_in_budget else full
+
+
+def top_blocks(scores: Tensor, tile: Tensor, tiling: Tiling, forced: Forced, keep: Tensor) -> Tensor:
+    """Forced blocks and the best `keep` eligible blocks of each tile.
+
+    scores: [..., T, blocks]; tile: int64 [T]; keep: int64 [T]. Returns int64 lists [..., T, S], padded with -1.
+    """
+    block = torch.arange(tiling.blocks, device=scores.device).expand(len(tile), -1)
+    may = tiling.complete(block, tile[:, None], tiling.block_size) & ~forced.contains(block, 1)
+    scores = torch.where(may, scores.clamp(min=torch.finfo(scores.dtype).min), -torch.inf)
+    best = top_n_indices(scores, keep)
+    listed = forced.list().expand(*scores.shape[:-1], -1)
+    return merge(best, listed)
+
+
+def top_n_indices(scores: Tensor, keep: Tensor) -> Tensor:
+    """`top_indices` with a count of its own for each row of the second-last dimension (keep: int64 [T])."""
+    widest = int(keep.max()) if keep.numel() else 0
+    if bool((keep == widest).all()):
+        return top_indices(scores, widest)
+    best = torch.full((*scores.shape[:-1], min(widest, scores.shape[-1])), -1, dtype=torch.int64, device=scores.device)
+    for count in keep.unique().tolist():
+        rows = keep == count
+        part = top_indices(scores[..., rows, :], count)
+        best[..., rows, : part.shape[-1]] = part
+    return best
