@@ -18,7 +18,9 @@ from pyramidbench.problem import check_tensors
 from pyramidbench.selection import BlockSelection
 
 
-def sparse_attention(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, *, scale: float | None = None) -> Tensor:
+def sparse_attention(
+    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, *, scale: float | None = None
+) -> Tensor:
     """Attention of each query to the keys of its tile's selected blocks: [B, H, M, Dv] in q's dtype.
 
     q: [B, H, M, D]; k: [B, G, N, D]; v: [B, G, N, Dv]; the selection's heads are G, or H when each query head has its
@@ -44,7 +46,9 @@ def sparse_attention_lse(
         b, s = divmod(index, sets)
         heads = slice(s * q.shape[1] // sets, (s + 1) * q.shape[1] // sets)
         kv_head = s * k.shape[1] // sets
-        output, row_sum = _attend_set(q[b, heads], k[b, kv_head], v[b, kv_head], selection, selection.indices[b, s], scale)
+        output, row_sum = _attend_set(
+            q[b, heads], k[b, kv_head], v[b, kv_head], selection, selection.indices[b, s], scale
+        )
         outputs.append(output)
         sums.append(row_sum)
     output = torch.stack(outputs).view(batch, q.shape[1], q.shape[2], v.shape[-1])
@@ -87,7 +91,13 @@ def _attend_set(
 
 
 def _attend_panels(
-    q: Tensor, k_blocks: Tensor, v_blocks: Tensor, indices: Tensor, panels: Panels, selection: BlockSelection, scale: float
+    q: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    indices: Tensor,
+    panels: Panels,
+    selection: BlockSelection,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a chunk, in query order: [g, rows, Dv] and [g, rows]."""
     tiling = selection.tiling

@@ -28,7 +28,9 @@ def mean_query(queries: Tensor, real: Tensor) -> Tensor:
     return torch.einsum("pshrd,psr->pshd", queries, weight).unsqueeze(-2)
 
 
-def summary_scores(queries: Tensor, real: Tensor, pyramid: Pyramid, nodes: Tensor, level: int, union: Tensor | int) -> Tensor:
+def summary_scores(
+    queries: Tensor, real: Tensor, pyramid: Pyramid, nodes: Tensor, level: int, union: Tensor | int
+) -> Tensor:
     """Scores by the nodes' own summaries, heads added: [P, share, U].
 
     queries: [P, share, G, R, D or 2·D] to match `nodes` [n, D or 2·D], the level's summaries of this head.
@@ -37,7 +39,9 @@ def summary_scores(queries: Tensor, real: Tensor, pyramid: Pyramid, nodes: Tenso
     return _add_heads(_over_rows(scores, real))
 
 
-def children_scores(queries: Tensor, real: Tensor, pyramid: Pyramid, nodes: Tensor, level: int, union: Tensor | int) -> Tensor:
+def children_scores(
+    queries: Tensor, real: Tensor, pyramid: Pyramid, nodes: Tensor, level: int, union: Tensor | int
+) -> Tensor:
     """Scores by the summaries of the nodes' children, heads added: [P, share, U]. `nodes`: those of level - 1."""
     width, children = pyramid.branching, nodes.shape[0]
     if isinstance(union, int):
@@ -84,7 +88,11 @@ def join_heads(scores: Tensor, real: Tensor, member: Tensor | None, forced_score
     scores = torch.where(scores.isnan(), -torch.inf, scores)
     if how == "sum_prob":
         counted = scores if member is None else scores.masked_fill(~member[:, :, None, None], -torch.inf)
-        parts = [counted] if forced_scores is None else [counted, torch.where(forced_scores.isnan(), -torch.inf, forced_scores)]
+        parts = (
+            [counted]
+            if forced_scores is None
+            else [counted, torch.where(forced_scores.isnan(), -torch.inf, forced_scores)]
+        )
         normaliser = torch.cat(parts, dim=-1).logsumexp(-1, keepdim=True)
         share_of_mass = (scores - normaliser).exp_()
         return share_of_mass.masked_fill(~real[:, :, None, :, None], 0).sum((2, 3))

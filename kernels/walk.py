@@ -189,7 +189,11 @@ class _Walk:
 
     def best_nodes(self, nodes: Tensor | int, level: int, keep: int | Tensor, score: _Score) -> Tensor:
         """The best `keep` rankable nodes of each tile; scores nothing where none would be dropped."""
-        listed = torch.arange(nodes, device=self.tile.device).expand(*self.tile.shape, -1) if isinstance(nodes, int) else nodes
+        listed = (
+            torch.arange(nodes, device=self.tile.device).expand(*self.tile.shape, -1)
+            if isinstance(nodes, int)
+            else nodes
+        )
         may = self.rankable(listed, level)
         widest = int(keep.max()) if isinstance(keep, Tensor) else keep
         narrowest = int(keep.min()) if isinstance(keep, Tensor) else keep
@@ -234,9 +238,13 @@ class _Walk:
     def node_scores(self, nodes: Tensor | None, level: int, first: int | None) -> Tensor:
         return self.summary_scores(nodes, level, first, by_children=self.rules.node_score == "children")
 
-    def summary_scores(self, nodes: Tensor | None, level: int, first: int | None, *, by_children: bool = False) -> Tensor:
+    def summary_scores(
+        self, nodes: Tensor | None, level: int, first: int | None, *, by_children: bool = False
+    ) -> Tensor:
         """Scores [P, share, A] of listed nodes, or of the `first` nodes of the level."""
-        score, rows = (children_scores, self.keys.level(level - 1)) if by_children else (summary_scores, self.keys.level(level))
+        score, rows = (
+            (children_scores, self.keys.level(level - 1)) if by_children else (summary_scores, self.keys.level(level))
+        )
         if nodes is None:
             assert first is not None
             return score(self.summary_queries, self.real, self.keys.pyramid, rows, level, first)
@@ -268,7 +276,9 @@ class _Walk:
         visible = member[:, :, None, :, None]
         if self.tiling.causal:
             part = self.part_starts()
-            visible = visible & (union[:, None, None, :, None] * self.tiling.block_size + part <= self.position[..., None, None])
+            visible = visible & (
+                union[:, None, None, :, None] * self.tiling.block_size + part <= self.position[..., None, None]
+            )
         else:
             visible = visible.expand(*self.position.shape, -1, self.keys.blocks.shape[1])
         return block_scores(self.queries, self.keys.blocks, self.keys.log_weight, union, visible)

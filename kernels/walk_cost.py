@@ -35,8 +35,13 @@ def walk_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[Stage
     bounds = rules.bounds(problem.head_dim) > 0
     width = problem.head_dim * (2 if bounds else 1)
     per_block = {"exact": tiling.block_size, "sub": rules.sub_blocks, "summary": 0}[rules.leaf_score]
-    route_flops = heads * 2.0 * (
-        width * (scored.by_summary + rules.branching * scored.by_children) + problem.head_dim * per_block * scored.blocks
+    route_flops = (
+        heads
+        * 2.0
+        * (
+            width * (scored.by_summary + rules.branching * scored.by_children)
+            + problem.head_dim * per_block * scored.blocks
+        )
     )
     read = width * scored.read_nodes * (rules.branching if rules.node_score == "children" else 1)
     read += problem.head_dim * per_block * scored.read_blocks
@@ -75,7 +80,9 @@ def scored_nodes(tiling: Tiling, rules: WalkRules, levels: int) -> ScoredNodes:
     tile = torch.arange(tiling.tiles)
     forced = tiling.forced(tile, rules.sink_blocks, rules.local_blocks)
     held = tiling.last_position(tile) - tiling.first_position(tile) + 1
-    rows = torch.ones_like(held) if rules.tile_reduce == "mean" else held.clamp(max=rules.score_rows or tiling.query_tile)
+    rows = (
+        torch.ones_like(held) if rules.tile_reduce == "mean" else held.clamp(max=rules.score_rows or tiling.query_tile)
+    )
     summary = children = read_nodes = 0.0
     arriving: Tensor | None = None
     for level in range(levels - 1, 0, -1):

@@ -15,7 +15,6 @@ from pyramidbench.cost import Cost, attention_cost
 from pyramidbench.method import Kind, Method
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
-from pyramidbench.stages import stage
 from pyramidbench.tiling import Tiling
 
 KERNELS = {
@@ -66,13 +65,15 @@ class Dense(Method):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is None
-        with stage("attend"), sdpa_kernel(KERNELS[self.chosen(problem)]):
+        with sdpa_kernel(KERNELS[self.chosen(problem)]):
             if not problem.causal or problem.seq_len_q == problem.seq_len_kv:
                 return _sdpa(q, k, v, problem, is_causal=problem.causal)
             if problem.device == "cuda" and self.chosen(problem) != "math":
                 bias = causal_lower_right(problem.seq_len_q, problem.seq_len_kv)
                 return _sdpa(q, k, v, problem, attn_mask=bias)
-            return torch.cat([self._masked_rows(q, k, v, problem, row) for row in range(0, q.shape[2], MASK_ROWS)], dim=2)
+            return torch.cat(
+                [self._masked_rows(q, k, v, problem, row) for row in range(0, q.shape[2], MASK_ROWS)], dim=2
+            )
 
     def _masked_rows(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem, first: int) -> Tensor:
         rows = q[:, :, first : first + MASK_ROWS]

@@ -46,7 +46,12 @@ class ExactTopK(BlockMethod):
         for start in range(0, tiling.tiles, step):
             tile = torch.arange(start, min(start + step, tiling.tiles), device=q.device)
             mass = block_mass(
-                q, k, block_size=self.block_size, query_tile=self.query_tile, causal=problem.causal, scale=problem.scale,
+                q,
+                k,
+                block_size=self.block_size,
+                query_tile=self.query_tile,
+                causal=problem.causal,
+                scale=problem.scale,
                 tiles=tile,
             )
             forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
@@ -60,7 +65,9 @@ class ExactTopK(BlockMethod):
     def cost(self, problem: Problem) -> Cost:
         planned, tiling = self.planned(problem), self.tiling(problem)
         scored = 2.0 * problem.batch * problem.heads * problem.head_dim * tiling.visible_pairs()
-        keys = problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
+        keys = (
+            problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
+        )
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
         lists = 24.0 * problem.batch * problem.kv_heads * planned.listed
         copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)

@@ -39,7 +39,9 @@ class RandomBlocks(BlockMethod):
         tiling = self.tiling(problem)
         generator = torch.Generator(device=q.device).manual_seed(self.seed)
         with stage("route"):
-            lists = [stack_lists(list(self._draw(problem, generator, q.device))) for _ in range(k.shape[0] * k.shape[1])]
+            lists = [
+                stack_lists(list(self._draw(problem, generator, q.device))) for _ in range(k.shape[0] * k.shape[1])
+            ]
         rows = stack_lists(lists).view(k.shape[0], k.shape[1], tiling.tiles, -1)
         return BlockSelection.from_indices(rows, tiling)
 

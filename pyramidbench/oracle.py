@@ -31,7 +31,13 @@ class ExactRows:
 
 
 def block_mass(
-    q: Tensor, k: Tensor, *, block_size: int, query_tile: int, causal: bool = True, scale: float | None = None,
+    q: Tensor,
+    k: Tensor,
+    *,
+    block_size: int,
+    query_tile: int,
+    causal: bool = True,
+    scale: float | None = None,
     tiles: Tensor | None = None,
 ) -> Tensor:
     """Exact share of attention that each key block receives, mean over a tile's rows: fp32 [B, H, tiles, blocks].
@@ -49,7 +55,12 @@ def block_mass(
 
 
 def exact_rows(
-    q: Tensor, k: Tensor, v: Tensor | None, tiling: Tiling, scale: float, tiles: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    tiling: Tiling,
+    scale: float,
+    tiles: Tensor,
     selection: BlockSelection | None = None,
 ) -> ExactRows:
     """Exact attention on the given tiles; with a selection, restricted to its blocks. Sums in fp32 (fp64 for fp64)."""
@@ -60,7 +71,9 @@ def exact_rows(
     mass = torch.zeros((batch, heads, len(tiles), tiling.blocks), dtype=wide, device=q.device)
     output = None
     if v is not None:
-        output = torch.full((batch, heads, len(tiles), tiling.query_tile, v.shape[-1]), torch.nan, dtype=wide, device=q.device)
+        output = torch.full(
+            (batch, heads, len(tiles), tiling.query_tile, v.shape[-1]), torch.nan, dtype=wide, device=q.device
+        )
     for b in range(batch):
         for g in range(kv_heads):
             mine = slice(g * group, (g + 1) * group)
@@ -104,7 +117,9 @@ class _Rows:
         if tiling.causal:
             logits.masked_fill_(key > self.position.flatten()[:, None], -torch.inf)
         if allowed is not None:
-            logits.masked_fill_(~allowed[..., key // tiling.block_size].repeat_interleave(tiling.query_tile, 1), -torch.inf)
+            logits.masked_fill_(
+                ~allowed[..., key // tiling.block_size].repeat_interleave(tiling.query_tile, 1), -torch.inf
+            )
         weights = logits.softmax(-1)
         return weights.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
 

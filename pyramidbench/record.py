@@ -1,0 +1,107 @@
+"""Record: one measured cell as it stands in cells.jsonl and in the columns of results.parquet and results.csv.
+
+Units are in the names and SI; a missing number is null, never 0. Descriptions here are the text of docs/results.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+Status = Literal[
+    "ok", "low_n", "throttled",
+    "oom", "oom_predicted", "timeout", "incorrect", "cuda_error", "crashed", "unsupported", "skipped",
+]  # fmt: skip
+MEASURED: tuple[Status, ...] = ("ok", "low_n", "throttled")
+
+
+def _column(description: str) -> Any:
+    return Field(default=None, description=description)
+
+
+class Record(BaseModel):
+    """One cell: a method with its parameters on one problem and one input."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    cell: str = Field(description="identity of the cell: a hash of everything that defines it")
+    status: Status = Field(description="ok, low_n (under 20 samples) and throttled carry numbers; the others a reason")
+    reason: str | None = _column("why there is no number, or what the reader must know about it")
+    method: str = Field(description="name, or name:preset")
+    kind: str | None = _column("dense, selection, or bound (an oracle or a floor, not a rival)")
+    backend: str | None = _column("implementation that ran, e.g. triton, reference, sdpa-cudnn")
+    device: str | None = _column("the device's own name")
+    batch: int | None = _column("sequences in the call")
+    heads: int | None = _column("query heads")
+    kv_heads: int | None = _column("key/value heads")
+    head_dim: int | None = _column("dimension of a query or key")
+    dtype: str | None = _column("element type of q, k and v")
+    causal: bool | None = _column("whether a query sees only keys at or before its position")
+    direction: str | None = Field(default=None, alias="pass", description="forward, backward or decode")
+    input: str | None = _column("what fed the cell: a synthetic input's name, or a capture's model and text")
+    layer: int | None = _column("layer of a captured model that the tensors come from")
+    seq_len: int | None = _column("queries, tokens")
+    seq_len_kv: int | None = _column("keys, tokens")
+    block_size: int | None = _column("keys in a block")
+    top_k: int | None = _column("blocks kept by rank")
+    levels: int | None = _column("levels walked, the block level included; 1 is a single pass")
+    query_tile: int | None = _column("consecutive queries that share one set of blocks; 1 is token level")
+    budget: str | None = _column("the budget as it was asked for, e.g. top_k=8, sparsity=0.9, keep=5%")
+    parameters: str | None = _column("all parameters of the method, as JSON")
+    seed: int | None = _column("seed of the inputs and of sampling")
+    latency_s: float | None = _column("median time of a whole call: selection, index building and attention")
+    latency_low_s: float | None = _column("lower end of the bootstrap 95 % interval of the median")
+    latency_high_s: float | None = _column("upper end of that interval")
+    samples: int | None = _column("timed calls")
+    clock: str | None = _column("what timed them, and whether the cache was cold")
+    first_call_s: float | None = _column("the first call, with any compilation; never part of latency_s")
+    build_s: float | None = _column("building summaries of the keys, median")
+    route_s: float | None = _column("scoring and choosing blocks, median")
+    index_s: float | None = _column("turning the choice into the lists that the attention reads, median")
+    attend_s: float | None = _column("attention over the chosen blocks, median")
+    dense_method: str | None = _column(
+        "fastest valid dense method of the same run and problem, the reference of speedup"
+    )
+    speedup: float | None = _column("latency of dense_method ÷ latency_s")
+    tokens_per_s: float | None = _column("batch × queries ÷ latency_s")
+    useful_flops_per_s: float | None = _column("operations on attended pairs and selection ÷ latency_s")
+    executed_flops_per_s: float | None = _column("operations on all launched tiles and selection ÷ latency_s")
+    dense_equivalent_flops_per_s: float | None = _column(
+        "operations of dense attention ÷ latency_s; may exceed the peak"
+    )
+    density: float | None = _column("attended pairs ÷ pairs that dense attention computes; dense is 1")
+    selected_blocks: float | None = _column("blocks listed per query tile, forced ones included, mean")
+    peak_memory_bytes: int | None = _column("peak memory above the inputs during a call")
+    expected_memory_bytes: int | None = _column("the same by formula; a measured peak over 1.5 times this is flagged")
+    recall: float | None = _column(
+        "share of the exact Top-K blocks that was chosen; forced blocks and trivial queries left out"
+    )
+    recall_p5: float | None = _column("5th percentile of recall over query tiles and heads")
+    recall_worst_head: float | None = _column("mean recall of the worst head")
+    recall_with_forced: float | None = _column("recall with the forced blocks counted on both sides")
+    mass_kept: float | None = _column("share of exact attention that the chosen blocks hold, mean")
+    mass_kept_p5: float | None = _column("5th percentile of mass_kept over query tiles and heads")
+    mass_kept_worst_head: float | None = _column("mean mass_kept of the worst head")
+    mass_ratio: float | None = _column("mass_kept ÷ mass that exact Top-K keeps, mean of ratios")
+    mass_ratio_p5: float | None = _column("5th percentile of mass_ratio over query tiles and heads")
+    mass_outside_forced: float | None = _column("share of the attention outside the forced blocks that was kept")
+    output_error: float | None = _column(
+        "relative L2 error of the output against dense fp32, mean over query tiles and heads"
+    )
+    output_error_p95: float | None = _column("95th percentile of that error")
+    output_error_worst_head: float | None = _column("mean error of the worst head")
+    trivial_share: float | None = _column("share of query tiles with no more eligible blocks than K: nothing to choose")
+    sampled_tiles: int | None = _column("query tiles per head that quality was measured on")
+    quality_source: str | None = _column("captured, structured, or why quality does not count here")
+    recall_by_head: list[float | None] | None = _column(
+        "mean recall of each set of blocks (key/value heads, or query heads)"
+    )
+    mass_kept_by_head: list[float | None] | None = _column("mean mass_kept of each set of blocks")
+    gate_error: float | None = _column("output error against fp32 under the method's own mask, ÷ what the gate allows")
+
+
+def columns() -> list[str]:
+    """Column names in the order of the files."""
+    return [field.alias or name for name, field in Record.model_fields.items()]
