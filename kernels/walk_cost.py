@@ -63,7 +63,8 @@ def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
     lists = 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
     head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-    return pyramid + lists + head_copies + 6.0 * 4 * CHUNK_ELEMENTS
+    logits = min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+    return pyramid + lists + head_copies + 6.0 * 4 * logits
 
 
 def nodes_in(blocks: int, branching: int, levels: int) -> int:

@@ -62,10 +62,14 @@ def exact_rows(
     scale: float,
     tiles: Tensor,
     selection: BlockSelection | None = None,
+    precision: torch.dtype | None = None,
 ) -> ExactRows:
-    """Exact attention on the given tiles; with a selection, restricted to its blocks. Sums in fp32 (fp64 for fp64)."""
+    """Exact attention on the given tiles; with a selection, restricted to its blocks.
+
+    Everything is computed in `precision` (default fp32, or fp64 for fp64 inputs), one head at a time.
+    """
     check_tensors(q, k, v)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = precision or torch.promote_types(q.dtype, torch.float32)
     batch, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
     group = heads // kv_heads
     mass = torch.zeros((batch, heads, len(tiles), tiling.blocks), dtype=wide, device=q.device)
