@@ -48,6 +48,7 @@ def nearest_top_k(tiling: Tiling, sink_blocks: int, local_blocks: int, forced_in
     Density is attended pairs ÷ visible pairs, forced blocks included. K is 0 where the forced blocks alone exceed it.
     """
 
+    @cache
     def planned(top_k: int) -> float:
         pairs = planned_blocks(tiling, top_k, sink_blocks, local_blocks, forced_in_budget).pairs
         return pairs / max(1, tiling.visible_pairs())
@@ -56,4 +57,6 @@ def nearest_top_k(tiling: Tiling, sink_blocks: int, local_blocks: int, forced_in
     above = bisect_left(every, density, hi=tiling.blocks, key=planned)
     below = max(0, above - 1)
     nearer = above if planned(above) - density < density - planned(below) else below
+    if not forced_in_budget:
+        return nearer
     return bisect_left(every, planned(nearer), key=planned)

@@ -18,11 +18,16 @@ def usual_budget(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_tile(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Token level and tile level, where there are selections of that kind, each with its name; dense rows are in both.
+    """Token level and tile level, where there are selections of that kind, each with its name; rows without tiles, such
+    as dense ones, are in both, or alone where nothing has tiles.
 
     At tile level a label keeps the usual tile, or its own usual one where it has no rows at that; the added column
     `shown` then says which.
     """
+    untiled = rows[rows["query_tile"].isna()]
+    untiled = untiled.assign(shown=untiled["label"])
+    if len(untiled) == len(rows):
+        yield "no query tiles", untiled
     for level, chosen in (("token level", rows["query_tile"] == 1), ("tile level", rows["query_tile"] > 1)):
         part = rows[chosen]
         if part.empty:
@@ -31,9 +36,8 @@ def by_tile(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
         tiles = {label: _tile_of(own, usual) for label, own in part.groupby("label")["query_tile"]}
         part = part[part["query_tile"] == part["label"].map(tiles)]
         note = (" (tile " + part["query_tile"].map(integer) + ")").where(part["query_tile"] != usual, "")
-        dense = rows[rows["query_tile"].isna()]
         name = level if usual == 1 else f"{level}: {integer(usual)} queries share their blocks"
-        yield name, pd.concat([dense.assign(shown=dense["label"]), part.assign(shown=part["label"] + note)])
+        yield name, pd.concat([untiled, part.assign(shown=part["label"] + note)])
 
 
 def _tile_of(tiles: pd.Series, usual: float) -> float:

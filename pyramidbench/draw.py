@@ -38,9 +38,7 @@ STYLE: dict[Any, Any] = {
 def save_png(figure: Figure, path: Path, *, dpi: int = 160) -> None:
     """Write a figure with its title as PNG, on white."""
     with mpl.rc_context(STYLE):
-        _canvas(figure, heading=True).savefig(
-            path, dpi=dpi, facecolor=PAPER, metadata={"Software": None}, pil_kwargs={"optimize": True}
-        )
+        _canvas(figure, heading=True).savefig(path, dpi=dpi, facecolor=PAPER, metadata={"Software": None})
 
 
 def to_svg(figure: Figure) -> str:
@@ -52,6 +50,7 @@ def to_svg(figure: Figure) -> str:
     text = buffer.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
     text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{figure.name}-", text)
     for light in DARK:
         text = text.replace(light, css_variable(light))
     return text.replace("<svg ", '<svg aria-hidden="true" ', 1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import fmean, geometric_mean
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pyramidbench.record import MEASURED
-from pyramidbench.units import is_missing
+from pyramidbench.units import integer, is_missing, one_line
 
 PROBLEM = [
     "device", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "pass", "input", "seq_len", "seq_len_kv",
@@ -66,7 +66,7 @@ def with_speedups(frame: pd.DataFrame) -> pd.DataFrame:
 
 def speedup_reasons(frame: pd.DataFrame) -> pd.Series:
     """Why a row that has a time has no speed-up, as text; None where it has one."""
-    reasons = []
+    reasons: list[str | None] = []
     for row, best, stopped in _references(frame):
         if best is not None or is_missing(row["latency_s"]):
             reasons.append(None)
@@ -105,35 +105,36 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     """
     source = with_speedups(frame).assign(speedup_reason=speedup_reasons(frame))
     source["device"] = _only_value_filled(source["device"])
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in source.to_dict("records"):
+        outcome = ("measured",) if row["status"] in MEASURED else (row["status"], str(row["reason"]))
+        groups.setdefault((*_key(row, KEYS), *outcome), []).append(row)
     numbers = [*MEANS, *WEAKEST, *LARGEST, "speedup"]
-    source[numbers] = source[numbers].apply(pd.to_numeric)
-    rows = [_joined(group) for group in _groups(source)]
-    summary = pd.DataFrame(rows, columns=["status", "cells", *KEYS, *numbers, *TEXTS])
-    budget_columns = ["seq_len", "seq_len_kv", *BUDGET]
-    summary[budget_columns] = summary[budget_columns].apply(pd.to_numeric)
+    summary = pd.DataFrame(map(_joined, groups.values()), columns=["status", "cells", *KEYS, *numbers, *TEXTS])
+    numeric = ["seq_len", "seq_len_kv", *BUDGET, *numbers]
+    summary[numeric] = summary[numeric].apply(pd.to_numeric)
     summary["label"] = labels(summary)
     return summary
 
 
-def _groups(source: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    positions: dict[tuple[object, ...], list[int]] = {}
-    for position, row in enumerate(source.to_dict("records")):
-        outcome = ("measured",) if row["status"] in MEASURED else (row["status"], str(row["reason"]))
-        positions.setdefault((*_key(row, KEYS), *outcome), []).append(position)
-    return (source.iloc[chosen] for chosen in positions.values())
-
-
-def _joined(group: pd.DataFrame) -> dict[str, object]:
+def _joined(rows: list[Row]) -> Row:
     """One row for cells that differ in layer and seed only."""
-    status = next((weak for weak in ("throttled", "low_n") if (group["status"] == weak).any()), group["status"].iloc[0])
-    joined: dict[str, object] = {"status": status, "cells": len(group)}
-    joined |= {key: None if is_missing(group[key].iloc[0]) else group[key].iloc[0] for key in KEYS}
-    joined |= {name: group[name].mean() for name in MEANS}
-    joined |= {name: group[name].min() for name in WEAKEST}
-    joined |= {name: group[name].max() for name in LARGEST}
-    joined["speedup"] = float(np.exp(np.log(group["speedup"]).mean()))
-    joined |= {name: next((text for text in group[name] if not is_missing(text)), None) for name in TEXTS}
+    joined: Row = {"status": _weakest_status(rows), "cells": len(rows)}
+    joined |= {key: None if is_missing(rows[0][key]) else rows[0][key] for key in KEYS}
+    for names, join in ((MEANS, fmean), (WEAKEST, min), (LARGEST, max), (["speedup"], geometric_mean), (TEXTS, _first)):
+        for name in names:
+            known = [row[name] for row in rows if not is_missing(row[name])]
+            joined[name] = join(known) if known else None
     return joined
+
+
+def _weakest_status(rows: list[Row]) -> str:
+    statuses = [str(row["status"]) for row in rows]
+    return next((weak for weak in ("throttled", "low_n") if weak in statuses), statuses[0])
+
+
+def _first(texts: list[Any]) -> Any:
+    return texts[0]
 
 
 def _only_value_filled(column: pd.Series) -> pd.Series:
@@ -175,18 +176,18 @@ def settings(summary: pd.DataFrame) -> list[Setting]:
 
 
 def _setting_text(row: pd.Series, block_size: float | None, queries: int) -> str:
-    heads = f"{row['heads']} heads" if row["heads"] == row["kv_heads"] else f"{row['heads']}:{row['kv_heads']} heads"
+    heads, kv_heads = integer(row["heads"]), integer(row["kv_heads"])
     parts = [
-        str(row["input"]),
-        f"batch {row['batch']}",
-        heads,
-        f"head dim {row['head_dim']}",
+        one_line(row["input"]),
+        f"batch {integer(row['batch'])}",
+        f"{heads} heads" if heads == kv_heads else f"{heads}:{kv_heads} heads",
+        f"head dim {integer(row['head_dim'])}",
         str(row["dtype"]),
         "causal" if row["causal"] else "not causal",
         str(row["pass"]),
         f"{queries} queries" if queries else "",
-        f"blocks of {int(block_size)}" if block_size else "",
-        "unknown device" if is_missing(row["device"]) else str(row["device"]),
+        f"blocks of {integer(block_size)}" if block_size else "",
+        "unknown device" if is_missing(row["device"]) else one_line(row["device"]),
     ]
     return ", ".join(part for part in parts if part)
 

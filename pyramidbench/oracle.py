@@ -94,10 +94,10 @@ def exact_rows(
     return ExactRows(mass, output)
 
 
-def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device) -> Tensor:
-    """Evenly spaced tiles whose rows × keys × heads stay within `elements` (at least 16 tiles), ascending; all if they fit."""
+def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device, *, fewest: int = 16) -> Tensor:
+    """Evenly spaced tiles whose rows × keys × heads stay within `elements` (but `fewest` at least), ascending."""
     affordable = elements // max(1, tiling.query_tile * tiling.seq_len_kv * heads)
-    count = min(tiling.tiles, max(16, affordable))
+    count = min(tiling.tiles, max(fewest, affordable))
     return ((2 * torch.arange(count, device=device) + 1) * tiling.tiles) // (2 * count)
 
 

@@ -11,17 +11,19 @@ from typing import Literal
 from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.clock import FEWEST_SAMPLES
+from pyramidbench.cost import Cost
 from pyramidbench.expand import DescribeInput
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
 from pyramidbench.record import MEASURED, Record
+from pyramidbench.units import gibibytes
 
 Verdict = Literal["run", "skipped", "unsupported"]
 
 # First guesses; `Estimator.observe` corrects them as cells finish.
-FLOP_EFFICIENCY: dict[Kind, float] = {"dense": 0.35, "selection": 0.1, "bound": 0.1}
-"""Share of the measured peak of a matrix product that a call reaches, by the kind of method. On two busy CPU cores, 2k to
-32k tokens: dense 0.3 to 0.4, the torch reference of block methods 0.05 to 0.14."""
+FLOP_EFFICIENCY: dict[Kind, float] = {"dense": 0.6, "selection": 0.1, "bound": 0.1}
+"""Share of the measured peak of a matrix product that a call reaches, by the kind of method. On two CPU cores shared with
+other work, 2k to 32k tokens: dense 0.4 to 1, the torch reference of block methods 0.05 to 0.18."""
 CACHE_REUSE = 4.0
 """A stage's bytes count every read; so many of them are served for each one that memory serves."""
 CALL_S = {"cpu": 1e-3, "cuda": 1e-4}
@@ -92,7 +94,7 @@ class Estimator:
     all_ratios: Observed = field(default_factory=lambda: Observed(0.0))
     ratios: dict[str, Observed] = field(default_factory=dict)
     checks: dict[bool, Observed] = field(default_factory=lambda: {key: Observed(s) for key, s in CHECKS_S.items()})
-    raw_calls: dict[str, float] = field(default_factory=dict)
+    costs: dict[str, Cost] = field(default_factory=dict)
 
     def predict(self, cell: Cell) -> float:
         """Seconds that the whole cell takes: its calls, the gate and quality."""
@@ -115,6 +117,12 @@ class Estimator:
             call = record.latency_s or self.call_seconds(cell)
             self.checks[cell.timed].add(max(0.0, took_s - self._calls_s(cell, call)))
 
+    def cost(self, cell: Cell) -> Cost:
+        """The cost of the cell's method, counted once: at token level and long lengths it takes a while."""
+        if cell.identity not in self.costs:
+            self.costs[cell.identity] = cell.make_method().cost(cell.problem(self.device_kind))
+        return self.costs[cell.identity]
+
     def total(self, cells: Iterable[Cell]) -> float:
         """Seconds that these cells take one after another."""
         return sum(self.predict(cell) for cell in cells)
@@ -126,14 +134,11 @@ class Estimator:
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
-        if cell.identity not in self.raw_calls:
-            method = cell.make_method()
-            stages = method.cost(cell.problem(self.device_kind)).stages
-            flops_per_s = FLOP_EFFICIENCY[method.kind] * self.rates.flops_per_s
-            bytes_per_s = CACHE_REUSE * self.rates.bytes_per_s
-            spent = sum(max(stage.flops / flops_per_s, stage.bytes / bytes_per_s) for stage in stages)
-            self.raw_calls[cell.identity] = spent + CALL_S[self.device_kind]
-        return self.raw_calls[cell.identity]
+        flops_per_s = FLOP_EFFICIENCY[cell.make_method().kind] * self.rates.flops_per_s
+        bytes_per_s = CACHE_REUSE * self.rates.bytes_per_s
+        stages = self.cost(cell).stages
+        spent = sum(max(stage.flops / flops_per_s, stage.bytes / bytes_per_s) for stage in stages)
+        return spent + CALL_S[self.device_kind]
 
 
 def plan(
@@ -160,10 +165,10 @@ def _judge(
     reason = method.unavailable() or method.unsupported(problem) or _input_limit(cell, describe(cell.input))
     if reason is not None:
         return PlannedCell(cell, "unsupported", reason, None, None)
-    seconds, needed = estimator.predict(cell), problem.io_bytes + method.cost(problem).workspace_bytes
+    seconds, needed = estimator.predict(cell), problem.io_bytes + estimator.cost(cell).workspace_bytes
     if needed > memory_bytes:
         reason = (
-            f"predicted {_gib(needed)} of memory exceeds the {_gib(memory_bytes)} that are free; "
+            f"predicted {gibibytes(needed)} of memory exceeds the {gibibytes(memory_bytes)} that are free; "
             "use a shorter --seq, or fewer --heads or --batch"
         )
     elif seconds > budget_s:
@@ -188,7 +193,3 @@ def _input_limit(cell: Cell, held: InputDescription | None) -> str | None:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.3g} GiB"

@@ -20,10 +20,16 @@ from pyramidbench.figures import Figure, NoFigure, figures
 from pyramidbench.frame import Row, measured, settings, summarise, with_speedups
 from pyramidbench.palette import DARK
 from pyramidbench.tables import FAILURES, MASS_RATIO, RESULTS, Column, failures, groups
-from pyramidbench.units import is_missing, one_line
+from pyramidbench.units import is_missing, one_line, significant
 from pyramidbench.verdict import Verdict, verdict
 
 COLUMNS = (*RESULTS, MASS_RATIO)
+UNITS = (
+    ("_bytes_per_s", " bandwidth", 1e9, "GB/s"),
+    ("_flops_per_s", " arithmetic", 1e12, "TFLOP/s"),
+    ("_bytes", "", 2**30, "GiB"),
+)
+"""Suffix of a device's fact, what stands for it, and the unit that people read."""
 
 
 def write_report(
@@ -73,7 +79,7 @@ def how_measured(frame: pd.DataFrame, manifest: Mapping[str, Any], device: Mappi
     )
     if backends:
         facts["implementations"] = ", ".join(backends)
-    facts |= {f"device {name}".replace("_", " "): text for name, text in _flat(device)}
+    facts |= {f"device {name}": text for name, text in _flat(device)}
     return {name: one_line(text) for name, text in facts.items()}
 
 
@@ -87,22 +93,21 @@ def command(argv: Sequence[str]) -> str:
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in facts.items():
+    """Facts of the device, nested ones too, with a name and a value in the units that people read."""
+    for key, value in facts.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name} ")
+            yield from _flat(value, f"{prefix}{key} ")
         elif not is_missing(value):
-            yield f"{prefix}{name}", _fact(name, value)
+            name, text = _fact(key, value)
+            yield f"{prefix}{name}".replace("_", " "), text
 
 
-def _fact(name: str, value: object) -> str:
-    """A fact of the device in the units that people read."""
-    if isinstance(value, int | float) and name.endswith("_bytes_per_s"):
-        return f"{value / 1e9:.1f} GB/s"
-    if isinstance(value, int | float) and name.endswith("_flops_per_s"):
-        return f"{value / 1e12:.3g} TFLOP/s"
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return f"{value / 2**30:.1f} GiB"
-    return str(value)
+def _fact(key: str, value: object) -> tuple[str, str]:
+    if isinstance(value, int | float):
+        for suffix, name, size, unit in UNITS:
+            if key.endswith(suffix):
+                return key.removesuffix(suffix) + name, f"{significant(value / size)} {unit}"
+    return key, str(value)
 
 
 def _page(
@@ -140,12 +145,15 @@ def _sort_value(column: Column, row: Row) -> object:
 
 
 def _markdown(summary: pd.DataFrame, pictures: list[Figure], judged: Verdict, facts: dict[str, str], name: str) -> str:
-    """For a README or a pull request: the verdict, the rows at the length that most methods reached, the figures, what
+    """For a README or a pull request: the verdict, the rows at the length that most selections reached, the figures, what
     failed, and the command."""
     lines = [f"# {_escaped(name)}", "", _escaped(judged.text)]
     lines += ["", *(f"- {_escaped(note)}" for note in judged.caveats)] if judged.caveats else []
     for setting in settings(summary):
-        shown = [group for group in groups(setting) if group.length == fullest_length(measured(setting.rows))]
+        rows = measured(setting.rows)
+        rivals = rows[rows["kind"] == "selection"]
+        length = fullest_length(rivals if len(rivals) else rows) if len(rows) else None
+        shown = [group for group in groups(setting) if group.length == length]
         table = [[column.write(row) for column in RESULTS] for group in shown for row in group.rows]
         if table:
             lines += ["", f"## {_escaped(setting.text)}", "", *_markdown_table(RESULTS, table)]

@@ -145,10 +145,10 @@ def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> 
     passed = check_call(method, q, k, v, problem)
     synchronize(device)
     first_call = time.perf_counter() - start
-    check_causal(method, q, k, v, problem, passed.output)
+    check_causal(method, q, k, v, problem, passed)
     columns = describe(cell, settings) | {
         "backend": method.backend(problem),
-        "gate_error": passed.error,
+        "gate_error": passed.error / passed.allowed if passed.allowed else 0.0,
         **_work(method, problem, passed.selection),
         **asdict(_quality(cell, method, passed, loaded, settings)),
         "quality_source": inputs.quality_source(cell.input),

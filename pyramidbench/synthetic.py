@@ -104,15 +104,17 @@ class Topics:
 
     What is relevant is contiguous over several blocks, so a block's mean key is informative and a pyramid's nodes are
     too: this input is kind to pooled selectors. It cannot show isolated keys (see `needles`), the outlier dimensions
-    of trained keys, or heads that differ in kind; it ranks no method for a real model.
+    of trained keys, or heads that differ in kind; it ranks no method for a real model. At 8 192 tokens and
+    head_dim 64, over the later half of the tiles, the best tenth of the blocks holds .90 of the mass and the sink block
+    with the last two .71; SmolLM2 on Python source has .87 and .65 (blocks and tiles of 64).
     """
 
     topics: int = 32
     run_min: int = 128
     run_max: int = 512
-    match: float = 3.5
-    sink: float = 0.8
-    near: float = -0.5
+    match: float = 3.0
+    sink: float = 2.0
+    near: float = -1.5
 
     def head(self, sizes: Sizes, streams: Streams) -> tuple[Array, Array, Array]:
         """Raises UserError for a head_dim under 8: the sink, positions and topics need dimensions of their own."""

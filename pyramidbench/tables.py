@@ -57,7 +57,7 @@ TILE = Column(
     "query_tile", "tile", "queries that share one set of blocks; 1 is token level", _plain("query_tile", integer)
 )
 TOP_K = Column("top_k", "K", "blocks kept by rank, besides those that are always kept", _plain("top_k", integer))
-LEVELS = Column("levels", "levels", "levels walked; 1 is a single pass over all blocks", _plain("levels", integer), 4)
+LEVELS = Column("levels", "levels", "levels walked; 1 is a single pass over all blocks", _plain("levels", integer), 2)
 MASS_RATIO = Column("mass_ratio", "÷ oracle", "mass kept ÷ what exact Top-K keeps", _plain("mass_ratio", share), 3)
 RECALL = Column("recall", "recall", "share of the exact Top-K blocks that was chosen", _plain("recall", share))
 MASS = Column("mass_kept", "mass kept", "share of the exact attention that the blocks hold", _plain("mass_kept", share))
@@ -70,11 +70,11 @@ ERROR = Column(
 )
 RESULTS = (
     METHOD, LENGTH, TILE, TOP_K, LEVELS,
-    Column("density", "density", "attended pairs ÷ pairs of dense attention", _plain("density", share), 3),
+    Column("density", "density", "attended pairs ÷ pairs of dense attention", _plain("density", share), 4),
     Column("latency_s", "time, ms", "median of a whole call, ± half its 95 % interval; ~ under 20 samples", _time),
     Column("speedup", "speed-up", "time of the fastest dense method on the same problem ÷ this time", _speedup),
     Column(
-        "peak_memory_bytes", "MiB", "peak memory of a call above its inputs", _plain("peak_memory_bytes", mebibytes), 2
+        "peak_memory_bytes", "MiB", "peak memory of a call above its inputs", _plain("peak_memory_bytes", mebibytes), 3
     ),
     RECALL, MASS, OUTSIDE, ERROR,
 )  # fmt: skip

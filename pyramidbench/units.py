@@ -20,7 +20,8 @@ def significant(value: float, digits: int = 3) -> str:
     """A number with so many significant digits and no exponent: 0.0123, 1.23, 123, 12345."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    decimals = digits - 1 - exponent
     return f"{value:.{max(0, decimals)}f}"
 
 
@@ -50,6 +51,10 @@ def interval(seconds: float | None, low: float | None, high: float | None, sign:
 
 def mebibytes(size: float | None) -> str:
     return MISSING if size is None or is_missing(size) else significant(size / 2**20)
+
+
+def gibibytes(size: float) -> str:
+    return f"{size / 2**30:.3g} GiB"
 
 
 def share(value: float | None) -> str:

@@ -33,7 +33,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     rivals = measured(summary)
     rivals = rivals[rivals["kind"] == "selection"]
     if rivals.empty:
-        return Verdict((_nothing(summary),), _caveats(summary))
+        return Verdict((_nothing(summary),), caveats(summary))
     setting = next(part for part in settings(summary) if part.rows.index.isin(rivals.index).any())
     rows = setting.rows.loc[setting.rows.index.isin(rivals.index)]
     timed = rows.dropna(subset=["speedup", "mass_ratio"])
@@ -42,7 +42,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
         (f"The sentences above are about {setting.text}; {others} more settings are in the table.",) if others else ()
     )
     sentences = _by_speed(timed, setting) if len(timed) else _by_quality(rows, summary)
-    return Verdict(sentences, (*_caveats(summary), *scope))
+    return Verdict(sentences, (*caveats(summary), *scope))
 
 
 def _nothing(summary: pd.DataFrame) -> str:
@@ -130,12 +130,12 @@ def _name(row: pd.Series) -> str:
     return f"{row['label']} (K {integer(row['top_k'])}, tile {integer(row['query_tile'])})"
 
 
-def _caveats(summary: pd.DataFrame) -> tuple[str, ...]:
+def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     notes = []
     sources = sorted({str(text) for text in summary["quality_source"].dropna() if text != "captured"})
     if sources:
         notes.append(f"Quality was not measured on a captured model everywhere: {'; '.join(sources)}.")
-    if (summary["status"] == "low_n").any():
+    if (summary["latency_s"].notna() & (summary["status"] == "low_n")).any():
         notes.append("Times marked ~ rest on fewer than 20 samples.")
     if (summary["status"] == "throttled").any():
         notes.append("The device throttled during some cells; their status says so.")

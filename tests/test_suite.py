@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -22,11 +23,10 @@ Describe = Callable[[str], InputDescription | None]
 @pytest.fixture
 def describe() -> Describe:
     """A capture of 8192 tokens, 9 heads on 3, in five layers; every other input is synthetic."""
-    held = InputDescription.__new__(InputDescription)
-    sizes = {"batch": 2, "heads": 9, "kv_heads": 3, "head_dim": 64, "head_dim_v": 32}
-    for name, value in {**sizes, "seq_len": 8192, "layers": (0, 7, 13, 20, 27)}.items():
-        object.__setattr__(held, name, value)
-    return lambda name: held if name == FILE else None
+    held = SimpleNamespace(
+        batch=2, heads=9, kv_heads=3, head_dim=64, head_dim_v=32, seq_len=8192, layers=(0, 7, 13, 20, 27)
+    )
+    return lambda name: cast(InputDescription, held) if name == FILE else None
 
 
 def write(folder: Path, grids: str, head: str = 'name = "mine"') -> str:

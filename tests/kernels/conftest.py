@@ -64,7 +64,9 @@ class _OneSet:
         else:
             walked = min(rules.levels, len(sizes))
         self.sizes = sizes[:walked]
-        self.summaries = [[self._summary(level, j, alpha) for j in range(size)] for level, size in enumerate(self.sizes)]
+        self.summaries = [
+            [self._summary(level, j, alpha) for j in range(size)] for level, size in enumerate(self.sizes)
+        ]
 
     def _keys(self, level: int, node: int) -> range:
         width = self.tiling.block_size * self.rules.branching**level

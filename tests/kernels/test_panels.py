@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from pyramidbench.kernels import panels
 from pyramidbench.kernels.panels import membership, panels_of, unite
-
 from pyramidbench.tiling import Tiling
 
 CPU = torch.device("cpu")
@@ -17,9 +17,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("queries", [1, 63, 64, 65, 100, 200])
 @pytest.mark.parametrize("tile", [1, 7, 16, 64, 128])
 @pytest.mark.parametrize("chunk", [1, 3000, 1 << 22])
-def test_all_rows_come_once_and_in_order(
-    monkeypatch: pytest.MonkeyPatch, queries: int, tile: int, chunk: int
-) -> None:
+def test_all_rows_come_once_and_in_order(monkeypatch: pytest.MonkeyPatch, queries: int, tile: int, chunk: int) -> None:
     monkeypatch.setattr(panels, "CHUNK_ELEMENTS", chunk)
     tiling = Tiling(queries, 500, 16, tile, True)
     rows, tiles = [], []

@@ -7,8 +7,9 @@ from typing import Literal
 
 import pytest
 import torch
-from pyramidbench.kernels.pyramid import build_pyramid, level_count, sub_block_means, walked_levels
 from torch import Tensor
+
+from pyramidbench.kernels.pyramid import build_pyramid, level_count, sub_block_means, walked_levels
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 LENGTHS = [1, 15, 16, 17, 49, 100, 128, 1000]

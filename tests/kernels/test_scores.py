@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
+
 from pyramidbench.kernels.pyramid import build_pyramid
 from pyramidbench.kernels.scores import (
     block_scores,
@@ -15,7 +17,6 @@ from pyramidbench.kernels.scores import (
     split_signs,
     summary_scores,
 )
-from torch import Tensor
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 

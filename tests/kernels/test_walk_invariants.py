@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from pyramidbench.kernels import panels
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pyramidbench.kernels import panels
+from pyramidbench.kernels.walk import WalkRules, build, route_reference
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
@@ -107,9 +107,7 @@ def test_heads_of_a_group_share_a_set_unless_told_otherwise(tensors: MakeTensors
 
 @pytest.mark.parametrize("tile", [1, 16])
 @pytest.mark.parametrize("causal", [True, False])
-def test_forced_blocks_alone_are_a_selection(
-    tensors: MakeTensors, rules: WalkRules, tile: int, causal: bool
-) -> None:
+def test_forced_blocks_alone_are_a_selection(tensors: MakeTensors, rules: WalkRules, tile: int, causal: bool) -> None:
     q, k, _ = tensors(queries=130)
     tiling = tiling_of(130, tile, causal=causal)
     rules = replace(rules, top_k=0, sink_blocks=2, local_blocks=2 * causal)
@@ -165,10 +163,10 @@ class LargestTensor(TorchDispatchMode):
     """Notes the most elements that any operation's result holds in memory of its own."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.elements: int = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -179,7 +177,8 @@ class LargestTensor(TorchDispatchMode):
 def largest_tensor(tensors: MakeTensors, length: int, tile: int, rules: WalkRules) -> int:
     q, k, _ = tensors(queries=length, heads=1, dim=4, dtype=torch.float32)
     tiling = Tiling(length, length, 16, tile, True)
-    with LargestTensor() as seen:
+    seen = LargestTensor()
+    with seen:
         route_reference(q, k, build(k, tiling, rules), tiling, rules, 0.5)
     return seen.elements
 
