@@ -276,6 +276,7 @@ class _Walk:
         )
         if self.tiling.causal:
             end = union[:, None, :, None] * self.tiling.block_size + self.part_ends()
+            end = end.clamp(max=self.tiling.seq_len_kv - 1)
             visible = visible & (end <= self.tiling.first_position(self.tile)[..., None, None])
         return block_scores(self.queries, self.keys.blocks, self.keys.log_weight, union, visible)
 

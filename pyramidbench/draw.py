@@ -116,6 +116,7 @@ def _stacked(canvas: Canvas, figure: Figure, top: float) -> None:
         axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=7)
         if shared:
             axes.set_ylabel(panel.axis.label)
+            axes.yaxis.set_label_coords((0.2 - LEFT) / (WIDTH - LEFT - right), 0.5)
         last = index == len(figure.panels) - 1
         axes.tick_params(labelbottom=last)
         axes.set_xlabel(figure.x.label if last else "")
@@ -155,7 +156,7 @@ WRITERS: dict[str, Callable[[float], str]] = {
     "tokens": tokens,
     "count": integer,
     "ms": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
-    "ratio": lambda value: f"{value:g}×",
+    "ratio": lambda value: f"{value:.3g}×",
 }
 
 

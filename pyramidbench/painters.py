@@ -51,7 +51,7 @@ def _line(axes: Axes, line: pd.DataFrame, look: Series) -> None:
 def _marker(look: Series) -> dict[str, Any]:
     """Filled markers get a thin edge that keeps neighbours apart; stroked ones have their own colour."""
     stroked = look.marker in "x+1"
-    return {"marker": look.marker, "mec": look.colour if stroked else PAPER, "mew": 1.4 if stroked else 0.6}
+    return {"marker": look.marker, "mec": look.colour if stroked else PAPER, "mew": 1.4 if stroked else 0.4}
 
 
 def _names_at_right(axes: Axes, ends: list[tuple[Point, Series, str]]) -> None:
@@ -96,7 +96,9 @@ def paint_tradeoff(axes: Axes, data: pd.DataFrame, series: dict[str, Series]) ->
         points = list(zip(line["x"], line["y"]))
         names.append(Label(one_line(shown), points[len(points) // 2], MUTED if look.muted else INK))
         notes += [Label(note, point, MUTED, 8.5) for note, point in zip(line["note"], points) if note]
-    axes.text(0.008, 0.02, "slower than dense", transform=axes.transAxes, color=MUTED, fontsize=9.5, va="bottom")
+    axes.text(
+        0.992, 0.02, "slower than dense", transform=axes.transAxes, color=MUTED, fontsize=9.5, ha="right", va="bottom"
+    )
     place(axes, names + notes, obstacles)
 
 

@@ -55,4 +55,3 @@ def series_of(summary: pd.DataFrame) -> dict[str, Series]:
         **{name: Series(name, colour, marker) for name, (colour, marker) in looks.items()},
         **{name: Series(name, BOUND, BOUND_MARKERS[i % 4], ":", True) for i, name in enumerate(bounds)},
     }
-

@@ -63,6 +63,7 @@ def recall_tables(frame: pd.DataFrame, by: Sequence[str]) -> list[Titled]:
     columns = [*leading[: len(by)], METHOD, *leading[len(by) :], *measures]
     rows = _broken_down(frame, by)
     rows = measured(rows).dropna(subset=["recall"])
+    rows = rows[rows["kind"] != "dense"]
     keys = [column.key for column in leading]
     ordered = rows.sort_values([*keys[: len(by)], *keys[len(by) :], "recall"], ascending=[*[True] * len(keys), False])
     return [

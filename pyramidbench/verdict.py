@@ -73,22 +73,23 @@ def _by_speed(timed: pd.DataFrame, setting: Setting) -> tuple[str, str]:
     else:
         good_ones = f"no selection that keeps {GOOD:.0%} of what exact Top-K keeps"
         first = f"{where} {good_ones} beats dense attention: the nearest is {_name(best)}, {pace}."
-    return first, f"{_from_where(best, timed)} {_of_subject(best, here)}".strip()
+    since, other = _from_where(best, timed), _of_subject(best, here)
+    return first, f"{since}; {other}" if since else other[:1].upper() + other[1:]
 
 
 def _from_where(best: pd.Series, timed: pd.DataFrame) -> str:
-    """From which length on the best one is faster than dense, at its budget."""
+    """From which length on the best one is faster than dense, at its budget; nothing where that cannot be said."""
     same = timed[timed["label"] == best["label"]]
     for column in ("top_k", "query_tile"):
         same = same[(same[column] == best[column])]
     same = same.sort_values("seq_len_kv")
     losing = same[same["speedup"] <= 1]
     if losing.empty and len(same) > 1:
-        return f"It is ahead at every length measured, from {tokens(same['seq_len_kv'].iloc[0])} on;"
+        return f"It is ahead at every length measured, from {tokens(same['seq_len_kv'].iloc[0])} on"
     if losing.empty or best["speedup"] <= 1:
-        return "At this length"
+        return ""
     after = same[same["seq_len_kv"] > losing["seq_len_kv"].max()]
-    return f"It is ahead of dense attention from {tokens(after['seq_len_kv'].min())} tokens on;"
+    return f"It is ahead of dense attention from {tokens(after['seq_len_kv'].min())} tokens on"
 
 
 def _of_subject(best: pd.Series, here: pd.DataFrame) -> str:
@@ -101,9 +102,9 @@ def _of_subject(best: pd.Series, here: pd.DataFrame) -> str:
     good = others[others["mass_ratio"] >= GOOD]
     pool = good if len(good) else others[others["mass_ratio"] == others["mass_ratio"].max()]
     rival = pool.sort_values("speedup", ascending=False).iloc[0]
-    loses = "Pyramid Top-K loses here: its fastest that does" if len(good) else "no Pyramid Top-K does: the nearest"
+    loses = "Pyramid Top-K loses here" if len(good) else "no Pyramid Top-K keeps as much"
     role = "the best that is no pyramid" if camp else loses
-    return f"{role}, {_name(rival)}, keeps {percent(rival['mass_ratio'])} at {ratio(rival['speedup'])}."
+    return f"{role}: {_name(rival)} keeps {percent(rival['mass_ratio'])} at {ratio(rival['speedup'])}."
 
 
 def _by_quality(rows: pd.DataFrame, summary: pd.DataFrame) -> tuple[str, ...]:

@@ -151,7 +151,7 @@ def test_the_verdict_names_method_pace_reference_and_rival(shown_run: pd.DataFra
     assert "pyramid (K 8, tile 64) is the fastest selection that keeps 99.5 %" in first
     assert "2.20× the speed of dense (sdpa-flash, 103 ms)" in first
     assert "from 4k tokens on" in second
-    assert "flat:exact (K 8, tile 64), keeps 99.6 % at 1.20×" in second
+    assert "the best that is no pyramid: flat:exact (K 8, tile 64) keeps 99.6 % at 1.20×" in second
 
 
 def test_the_verdict_admits_that_the_pyramid_loses(shown_run: pd.DataFrame) -> None:
@@ -159,8 +159,7 @@ def test_the_verdict_admits_that_the_pyramid_loses(shown_run: pd.DataFrame) -> N
     slower = shown_run.assign(latency_s=shown_run["latency_s"].where(~slow, shown_run["latency_s"].astype(float) * 3))
     first, second = judged(slower).sentences
     assert "flat:exact" in first
-    assert "Pyramid Top-K loses here" in second
-    assert "pyramid (K 8, tile 64), keeps 99.5 % at 0.733×" in second
+    assert "Pyramid Top-K loses here: pyramid (K 8, tile 64) keeps 99.5 % at 0.733×" in second
 
 
 def test_the_verdict_admits_that_nothing_beats_dense(shown_run: pd.DataFrame) -> None:

@@ -86,6 +86,19 @@ def test_the_walk_finds_the_sets_of_the_definition(
     BlockSelection.from_indices(indices, tiling).check()
 
 
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("leaf_score", ["exact", "sub"])
+def test_the_last_query_sees_the_ragged_end_of_its_own_block(
+    tensors: MakeTensors, walk_by_definition: Callable[..., Any], leaf_score: Literal["exact", "sub"], seed: int
+) -> None:
+    """Its 7 keys in parts of 2: the last part holds one key, which is visible though the part is not full."""
+    tiling = Tiling(1, 87, 8, 1, True)
+    rules = WalkRules(2, 0, 1, levels=1, leaf_candidates=None, leaf_score=leaf_score)
+    q, k, _ = tensors(queries=1, keys=87, heads=4, dim=4, seed=seed)
+    k[:, :, 86] *= 3
+    assert lists_of(route(q, k, tiling, rules, 2.0)) == walk_by_definition(q, k, tiling, rules, 2.0).lists
+
+
 def scored_rows(tiling: Tiling, tile: int, count: int | None) -> list[int]:
     held = min(tiling.query_tile, tiling.seq_len_q - tile * tiling.query_tile)
     used = min(count or held, held)
