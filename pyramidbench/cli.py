@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -68,7 +68,7 @@ def sweep(
     query_tile: QueryTile = None, heads: Heads = None, head_dim: HeadDim = None, batch: Batch = None,
     dtype: DType = None, seq_kv: SeqQ = None, layers: Layers = None, pass_: Pass = "forward", causal: Causal = True,
     seed: Seed = 0, device: DeviceName = "auto", out: Out = None, fresh: Fresh = False, dry_run: DryRun = False,
-    timing: Timing = "2s", cell_budget: CellBudget = "60s", json: AsJson = False,
+    timing: Timing = "2s", cell_budget: CellBudget = "120s", json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure methods over lengths, budgets and level counts: time, memory and quality in one row per cell."""
     axes = {
@@ -96,10 +96,14 @@ def recall(
     suite: SuiteName = None, seq: Seq = None, method: Methods = None, input: Input = None, top_k: TopK = None,
     sparsity: Sparsity = None, keep: Keep = None, levels: Levels = None, block_size: BlockSize = None,
     query_tile: QueryTile = None, layers: Layers = None, seed: Seed = 0, device: DeviceName = "auto", out: Out = None,
-    fresh: Fresh = False, dry_run: DryRun = False, cell_budget: CellBudget = "60s", json: AsJson = False,
+    fresh: Fresh = False, dry_run: DryRun = False, cell_budget: CellBudget = "120s", json: AsJson = False,
     by: Annotated[Text, Option(help="break down by: length,budget,levels,tile,block,layer,head")] = None,
 ) -> None:  # fmt: skip
     """Measure quality only: recall of the important blocks against exact Top-K, attention mass kept, output error."""
+    from pyramidbench.recall_table import check_breakdowns
+
+    breakdowns = [part.strip() for part in (by or "").split(",") if part.strip()]
+    check_breakdowns(breakdowns)
     if input == "normal":
         raise UserError("input 'normal' is random: it measures no quality. Use topics, needles, or a capture.")
     axes = {
@@ -118,7 +122,7 @@ def recall(
     if json:
         _print_json(run.frame.to_json(orient="records"))
     else:
-        show_recall(_console(), run.frame, [part.strip() for part in (by or "").split(",") if part.strip()])
+        show_recall(_console(), run.frame, breakdowns)
         _say(_console(), f"Run: {run.path}")
     raise typer.Exit(exit_code(run))
 
@@ -206,7 +210,7 @@ def doctor(device: DeviceName = "auto", json: AsJson = False) -> None:
 
 
 def _suite(
-    name: Text, axes: dict[str, object], input: Text, *, pass_: str, causal: bool, seed: int, timed: bool
+    name: Text, axes: Mapping[str, object], input: Text, *, pass_: str, causal: bool, seed: int, timed: bool
 ) -> Suite:
     """The named suite, or one from the axes; a mixture of both is refused."""
     from pyramidbench.suite import load_suite, suite_from_flags

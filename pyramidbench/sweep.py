@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,8 @@ import pyramidbench
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device, fingerprint, free_memory, pick_device
 from pyramidbench.errors import UserError
-from pyramidbench.plan import Estimator, PlannedCell, Rates, plan
+from pyramidbench.model_files import file_sha256
+from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.record import SCHEMA_VERSION, Record
 from pyramidbench.runner import Settings, failed
 from pyramidbench.store import Manifest, Run, RunWriter, run_folder, set_aside
@@ -22,7 +23,7 @@ from pyramidbench.worker import Worker, working
 
 RESULTS = Path("results")
 TIMING_S = 2.0
-CELL_BUDGET_S = 60.0
+CELL_BUDGET_S = 120.0
 QUALITY_ELEMENTS = 3 << 28
 """Logits that the oracle may compute per cell: every tile of 9 heads at 8k, a few seconds on two cores."""
 
@@ -62,6 +63,14 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     estimator: Estimator
     timing_s: float
+    cell_budget_s: float
+    memory_bytes: float
+
+    def judge_again(self, planned: PlannedCell) -> PlannedCell:
+        """The verdict once more, now that cells before it have corrected the estimates."""
+        if planned.verdict == "unsupported":
+            return planned
+        return judge(planned.cell, self.estimator, self.cell_budget_s, self.memory_bytes)
 
 
 def make_plan(
@@ -83,8 +92,9 @@ def make_plan(
     assert found.peak_flops_per_s is not None
     assert found.peak_bytes_per_s is not None
     estimator = Estimator(Rates(found.peak_flops_per_s, found.peak_bytes_per_s), found.kind, timing_s)
-    planned = plan(cells, estimator, budget_s=cell_budget_s, memory_bytes=free_memory(torch_device))
-    return Plan(suite, found, tuple(planned), estimator, timing_s)
+    memory = free_memory(torch_device)
+    planned = plan(cells, estimator, budget_s=cell_budget_s, memory_bytes=memory)
+    return Plan(suite, found, tuple(planned), estimator, timing_s, cell_budget_s, memory)
 
 
 def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, reporter: Reporter | None = None) -> Run:
@@ -104,7 +114,11 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
         created=RunWriter.now(),
         argv=["pyramidbench", *sys.argv[1:]],
         suite=made.suite.model_dump(mode="json", by_alias=True),
-        settings={"timing_s": made.timing_s, "quality_elements": QUALITY_ELEMENTS},
+        settings={
+            "timing_s": made.timing_s,
+            "quality_elements": QUALITY_ELEMENTS,
+            "files": _file_digests(planned.cell for planned in made.cells),
+        },
         version=pyramidbench.__version__,
         cells=identities,
     )
@@ -120,6 +134,12 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     return run
 
 
+def _file_digests(cells: Iterable[Cell]) -> dict[str, str]:
+    """Checksums of the captures and method files that cells name: with another file, it is another sweep."""
+    named = {path for cell in cells for path in (cell.input, cell.method.partition(":")[0])}
+    return {path: file_sha256(Path(path)) for path in sorted(named) if Path(path).suffix in (".safetensors", ".py")}
+
+
 def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
     estimator, exhausted = made.estimator, Exhausted()
     for planned in made.cells:
@@ -128,7 +148,7 @@ def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: Ru
     with working(settings) as worker:
         for index, planned in enumerate(todo):
             reporter.started(planned.cell, estimator.total(later.cell for later in todo[index:] if later.runs))
-            record = _one(planned, estimator, settings, worker, exhausted)
+            record = _one(made.judge_again(planned), estimator, settings, worker, exhausted)
             writer.add(record)
             reporter.finished(record)
 

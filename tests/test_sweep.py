@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import shutil
@@ -260,7 +261,7 @@ def test_longer_cells_of_a_method_that_ran_out_of_memory_are_not_tried(
         made.append(Scarce(settings))
         return nullcontext(made[-1])
 
-    monkeypatch.setattr("pyramidbench.sweep.working", working)
+    monkeypatch.setattr(importlib.import_module("pyramidbench.sweep"), "working", working)
     run = sweep(out=tmp_path / "run", **AXES | {"seq": "64..512"})
     found = {(r.method, r.seq_len): (r.status, r.reason) for r in run.records}
     assert found["pyramid", 128] == ("oom", "out of memory")
