@@ -112,7 +112,9 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
         outcome = measured_how if row["status"] in MEASURED else (row["status"], str(row["reason"]))
         groups.setdefault((*_key(row, KEYS), *outcome), []).append(row)
     numbers = [*MEANS, *WEAKEST, *LARGEST, "speedup"]
-    summary = pd.DataFrame(map(_joined, groups.values()), columns=["status", "cells", "layers", *KEYS, *numbers, *TEXTS])
+    summary = pd.DataFrame(
+        map(_joined, groups.values()), columns=["status", "cells", "layers", *KEYS, *numbers, *TEXTS]
+    )
     numeric = ["seq_len", "seq_len_kv", *BUDGET, *numbers]
     summary[numeric] = summary[numeric].apply(pd.to_numeric)
     summary["label"] = labels(summary)

@@ -88,7 +88,10 @@ def _broken_down(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         part = summarise(rows)
         part[wanted] = pd.DataFrame([values] * len(part), columns=wanted, index=part.index)
         parts.append(part)
-    return pd.concat(parts, ignore_index=True) if parts else summarise(frame)
+    if not parts:
+        return summarise(frame)
+    joined = pd.concat(parts, ignore_index=True)
+    return joined.assign(layers=None) if "layer" in by else joined
 
 
 def _each_head(frame: pd.DataFrame) -> pd.DataFrame:

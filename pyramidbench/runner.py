@@ -114,7 +114,7 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
         "kind": method.kind,
         "device": settings.device_name,
         "parameters": cell.all_parameters(),
-        "input": inputs.input_label(cell.input),
+        "input": _input_label(cell),
         "pass": cell.direction,
     }
     same = (
@@ -135,6 +135,14 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
         values |= {name: getattr(method, name) for name in ("block_size", "top_k", "query_tile")}
         values["levels"] = method.walked_levels(cell.problem(settings.device))
     return values
+
+
+def _input_label(cell: Cell) -> str:
+    """The input's label; its path where the file has gone or cannot be read."""
+    try:
+        return inputs.input_label(cell.input)
+    except UserError:
+        return cell.input
 
 
 def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> Record:

@@ -21,7 +21,7 @@ from pyramidbench.progress import SweepProgress
 from pyramidbench.record import Status, columns
 from pyramidbench.store import load_run
 
-SWEEPING = importlib.import_module("pyramidbench.sweep")
+SWEEPING = importlib.import_module("pyramidbench.sweeping")
 TINY = (
     "--seq", "64,128", "--method", "dense,flat", "--heads", "1", "--head-dim", "16", "--block-size", "16",
     "--query-tile", "16", "--top-k", "1", "--timing", "50ms", "--device", "cpu",

@@ -113,11 +113,11 @@ def test_a_reason_may_hold_any_character(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("status", "done"),
     [
-        ("ok", True), ("low_n", True), ("incorrect", True), ("crashed", True), ("oom", True), ("timeout", True),
-        ("unsupported", True), ("skipped", False), ("oom_predicted", False),
+        ("ok", True), ("low_n", True), ("incorrect", True), ("crashed", False), ("oom", False), ("timeout", False),
+        ("unsupported", False), ("skipped", False), ("oom_predicted", False),
     ],
 )  # fmt: skip
-def test_a_cell_is_done_unless_the_plan_left_it_out(tmp_path: Path, status: Status, done: bool) -> None:
+def test_a_cell_is_done_once_it_was_measured_or_found_wrong(tmp_path: Path, status: Status, done: bool) -> None:
     writer = RunWriter(tmp_path / "run", manifest(), DEVICE)
     assert not writer.is_done(CELLS[0])
     writer.add(record(CELLS[0], status))

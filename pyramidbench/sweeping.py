@@ -18,7 +18,7 @@ from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.record import SCHEMA_VERSION, Record
 from pyramidbench.runner import Settings, failed
 from pyramidbench.store import Manifest, Run, RunWriter, run_folder, set_aside
-from pyramidbench.suite import Suite, load_suite, suite_from_flags
+from pyramidbench.suite import Suite
 from pyramidbench.worker import Worker, working
 
 RESULTS = Path("results")
@@ -70,7 +70,10 @@ class Plan:
         """The verdict once more, now that cells before it have corrected the estimates."""
         if planned.verdict == "unsupported":
             return planned
-        return judge(planned.cell, self.estimator, self.cell_budget_s, self.memory_bytes)
+        try:
+            return judge(planned.cell, self.estimator, self.cell_budget_s, self.memory_bytes)
+        except UserError as error:
+            return PlannedCell(planned.cell, "unsupported", str(error), None, None)
 
 
 def make_plan(
@@ -103,6 +106,8 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     Raises:
         UserError: a folder that holds another sweep, is in use, or cannot be written.
     """
+    if not made.cells:
+        raise UserError("the sweep has no cells; give at least one length and one method.")
     reporter = reporter or Silent()
     identities = [planned.cell.identity for planned in made.cells]
     folder = out or run_folder(RESULTS, made.suite.name, made.device, identities)
@@ -142,9 +147,6 @@ def _file_digests(cells: Iterable[Cell]) -> dict[str, str]:
 
 def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
     estimator, exhausted = made.estimator, Exhausted()
-    for planned in made.cells:
-        if planned.cell.identity in writer.records:
-            exhausted.note(planned.cell, writer.records[planned.cell.identity])
     with working(settings) as worker:
         for index, planned in enumerate(todo):
             reporter.started(planned.cell, estimator.total(later.cell for later in todo[index:] if later.runs))
@@ -187,53 +189,3 @@ class Exhausted:
     @staticmethod
     def _key(cell: Cell) -> str:
         return cell.model_copy(update={"seq_len": 0, "seq_len_kv": 0, "seed": 0, "layer": None}).identity
-
-
-def sweep(
-    suite: str | Suite | None = None,
-    *,
-    seq: str = "4k..16k",
-    method: Sequence[str] = ("dense", "pyramid", "flat"),
-    input: str = "topics",
-    top_k: str | None = None,
-    sparsity: str | None = None,
-    keep: str | None = None,
-    levels: str | None = None,
-    block_size: str | None = None,
-    query_tile: str | None = None,
-    heads: str | None = None,
-    head_dim: str | None = None,
-    batch: str | None = None,
-    dtype: str | None = None,
-    layers: str | None = None,
-    causal: bool = True,
-    seed: int = 0,
-    timed: bool = True,
-    device: str = "auto",
-    out: str | Path | None = None,
-    fresh: bool = False,
-    timing_s: float = TIMING_S,
-    cell_budget_s: float = CELL_BUDGET_S,
-) -> Run:
-    """Measure methods against each other and return the run, whose `.frame` is one row per cell.
-
-    Give a suite (a name, the path of a TOML file, or a Suite; `input` may then be the capture that it asks for), or axes
-    as on the command line: `seq="4k..64k"`, `top_k="8,16"`, `keep="5%"`. A call with the same arguments goes on where an
-    interrupted one stopped. Cells run in a child process: call this under `if __name__ == "__main__":` in a script.
-
-    Raises:
-        UserError: an argument that is not accepted, or a folder that cannot be used; nothing measured is lost.
-    """
-    capture = input if input.endswith(".safetensors") else None
-    if suite is None:
-        suite = suite_from_flags(
-            seq=seq, method=method, input=input, top_k=top_k, sparsity=sparsity, keep=keep, levels=levels,
-            block_size=block_size, query_tile=query_tile, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
-            layers=layers, causal=causal, seed=seed, timed=timed,
-        )  # fmt: skip
-    elif isinstance(suite, str):
-        suite = load_suite(suite)
-    made = make_plan(suite, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
-    if not made.cells:
-        raise UserError("the sweep has no cells; give at least one length and one method.")
-    return run_plan(made, out=None if out is None else Path(out), fresh=fresh)
