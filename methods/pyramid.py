@@ -52,7 +52,7 @@ class PyramidTopK(BlockMethod):
     branching: Annotated[int, Field(ge=2)] = 2
     levels: Literal["auto", "full"] | Positive = "auto"
     start_width: Positive = 64
-    beam: Annotated[float, Field(ge=1)] = 4
+    beam: Annotated[float, Field(ge=1)] = 4.0
     bound_weight: Literal["auto"] | Annotated[float, Field(ge=0, le=1)] = "auto"
     leaf_candidates: Positive | None = 3
     node_score: Literal["summary", "children"] = "summary"

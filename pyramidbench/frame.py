@@ -157,9 +157,15 @@ def labels(summary: pd.DataFrame) -> list[str]:
         for name, value in parameters.items():
             values.setdefault((method, name), set()).add(json.dumps(value))
     return [
-        " ".join([method, *(f"{name}={value}" for name, value in parameters.items() if _tells(values, method, name))])
+        " ".join(
+            [method, *(f"{name}={_short(value)}" for name, value in parameters.items() if _tells(values, method, name))]
+        )
         for method, parameters in zip(summary["method"], given)
     ]
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _tells(values: dict[tuple[str, str], set[str]], method: str, name: str) -> bool:

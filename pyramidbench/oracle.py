@@ -115,24 +115,34 @@ class _Rows:
         """Softmax weights [g, T·query_tile, seen keys]; a row that sees nothing is all 0."""
         tiling = self.tiling
         seen = min(tiling.seq_len_kv, int(self.position.max()) + 1) if tiling.causal else tiling.seq_len_kv
-        seen = max(seen, 1)
+        seen = min(tiling.seq_len_kv, max(1, -(-seen // tiling.block_size)) * tiling.block_size)
         logits = q[:, self.row.flatten()] @ keys[:seen].mT
         key = torch.arange(seen, device=q.device)
         if tiling.causal:
             logits.masked_fill_(key > self.position.flatten()[:, None], -torch.inf)
         if allowed is not None:
-            logits.masked_fill_(
-                ~allowed[..., key // tiling.block_size].repeat_interleave(tiling.query_tile, 1), -torch.inf
-            )
-        weights = logits.softmax(-1)
-        return weights.masked_fill_((logits.amax(-1, keepdim=True) == -torch.inf), 0)
+            hidden = ~allowed[..., key // tiling.block_size]
+            logits.masked_fill_(hidden.repeat_interleave(tiling.query_tile, 1), -torch.inf)
+        return logits.softmax(-1).masked_fill_(self.blind(allowed)[..., None], 0)
+
+    def blind(self, allowed: Tensor | None) -> Tensor:
+        """Rows that see no key at all: bool [T·query_tile], or [g or 1, T·query_tile] under a selection."""
+        if allowed is None:
+            return (self.position < 0).flatten() & self.tiling.causal
+        if not self.tiling.causal:
+            return ~allowed.any(-1).repeat_interleave(self.tiling.query_tile, 1)
+        started = torch.arange(self.tiling.blocks, device=allowed.device) * self.tiling.block_size
+        first = torch.where(allowed, started, self.tiling.seq_len_kv).amin(-1)
+        return first.repeat_interleave(self.tiling.query_tile, 1) > self.position.flatten()
 
     def block_means(self, weights: Tensor) -> Tensor:
         """Mean over each tile's real rows of the weight in each block: [g, T, blocks]."""
         size, blocks = self.tiling.block_size, self.tiling.blocks
-        padded = torch.nn.functional.pad(weights, (0, -weights.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1)
-        padded = torch.nn.functional.pad(padded, (0, blocks - padded.shape[-1]))
-        per_row = padded.unflatten(1, self.real.shape) * self.real[None, :, :, None]
+        tail = -weights.shape[-1] % size
+        whole = torch.nn.functional.pad(weights, (0, tail)) if tail else weights
+        per_block = whole.unflatten(-1, (-1, size)).sum(-1)
+        per_block = torch.nn.functional.pad(per_block, (0, blocks - per_block.shape[-1]))
+        per_row = per_block.unflatten(1, self.real.shape) * self.real[None, :, :, None]
         return per_row.sum(2) / self.real.sum(-1)[None, :, None]
 
 
