@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pyramidbench.selection import BlockSelection
 
@@ -42,6 +43,14 @@ def _fold(scores, row_max, row_sum, scale_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _rows(tile_ptr, key, stride, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows `key` of a tile whose pointers hold the columns: [BLOCK_N, BLOCK_D]; only odd head dims need a mask."""
+    if HEAD_DIM == BLOCK_D:
+        return tl.load(tile_ptr + key[:, None].to(tl.int64) * stride)
+    return tl.load(tile_ptr + key[:, None].to(tl.int64) * stride, mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
+
+
+@triton.jit
 def _attend_fwd(
     q_ptr,
     k_ptr,
@@ -50,6 +59,8 @@ def _attend_fwd(
     lse_ptr,
     indices_ptr,
     counts_ptr,
+    k_blocks,
+    v_blocks,
     q_strides,
     k_strides,
     v_strides,
@@ -70,6 +81,7 @@ def _attend_fwd(
     BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
+    USE_TMA: tl.constexpr,
 ):
     group = heads // sets
     chunks = tl.cdiv(group * QUERY_TILE, BLOCK_M)
@@ -117,24 +129,26 @@ def _attend_fwd(
     complete = complete // STEP * STEP
 
     for start in range(0, complete, STEP):
-        # [BLOCK_N]
-        key = (tl.load(indices_ptr + start + offs_n // BLOCK_SIZE) * BLOCK_SIZE + offs_n % BLOCK_SIZE).to(tl.int64)
-        # [BLOCK_N, BLOCK_D]
-        if HEAD_DIM == BLOCK_D:
-            k = tl.load(k_tile + key[:, None] * k_strides[2])
+        if USE_TMA:
+            first = tl.load(indices_ptr + start) * BLOCK_SIZE
+            # [BLOCK_N, BLOCK_D]
+            k = k_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_D)
         else:
-            k = tl.load(k_tile + key[:, None] * k_strides[2], mask=(offs_d < HEAD_DIM)[None, :], other=0.0)
+            # [BLOCK_N]
+            key = tl.load(indices_ptr + start + offs_n // BLOCK_SIZE) * BLOCK_SIZE + offs_n % BLOCK_SIZE
+            # [BLOCK_N, BLOCK_D]
+            k = _rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, False)
         # [BLOCK_N, BLOCK_DV]
-        if HEAD_DIM_V == BLOCK_DV:
-            v = tl.load(v_tile + key[:, None] * v_strides[2])
+        if USE_TMA:
+            v = v_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_DV)
         else:
-            v = tl.load(v_tile + key[:, None] * v_strides[2], mask=(offs_dv < HEAD_DIM_V)[None, :], other=0.0)
+            v = _rows(v_tile, key, v_strides[2], offs_dv, HEAD_DIM_V, BLOCK_DV)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
 
-    for start in range(complete, count, STEP):
+    for start in tl.range(complete, count, STEP, num_stages=1):
         slot = start + offs_n // BLOCK_SIZE
         slot_mask = (slot < count) & (offs_n < STEP * BLOCK_SIZE)
         # [BLOCK_N]
@@ -167,25 +181,36 @@ def _attend_fwd(
 
 @dataclass(frozen=True)
 class AttendTile:
-    """Tile sizes and launch shape of `_attend_fwd` for one kind of call."""
+    """Tile sizes and launch shape of `_attend_fwd` for one kind of call. `tma`: complete blocks come by the copy engine."""
 
     BLOCK_M: int
     BLOCK_N: int
     num_warps: int
     num_stages: int
+    tma: bool = False
+    maxnreg: int | None = None
 
 
-def attend_tile(rows: int, block_size: int, head_dim: int, head_dim_v: int, itemsize: int) -> AttendTile:
-    """Tile sizes for lists shared by `rows` rows (query heads of a set × queries of a tile)."""
+def attend_tile(
+    rows: int, block_size: int, head_dim: int, head_dim_v: int, itemsize: int, *, tma: bool = False
+) -> AttendTile:
+    """Tile sizes for lists shared by `rows` rows (query heads of a set × queries of a tile).
+
+    tma: whether the device has a copy engine for tiles that can read these tensors.
+    """
     block_m = min(128, max(16, triton.next_power_of_2(rows)))
-    deep = max(head_dim, head_dim_v) > 128
-    wide = itemsize == 4
-    block_n = max(triton.next_power_of_2(block_size), 32 if wide else 64)
-    if wide or deep:
-        block_m = min(block_m, 64)
-    if wide:
-        return AttendTile(block_m, block_n, 4, 1)
-    return AttendTile(block_m, block_n, 4, 2 if deep or block_n > 64 else 3)
+    block = triton.next_power_of_2(block_size)
+    widest = max(head_dim, head_dim_v)
+    if itemsize == 4:
+        # fp32 products run on the vector units; more rows or fewer warps spill.
+        return AttendTile(min(block_m, 64 if widest <= 128 else 32), max(block, 32), 8, 1)
+    if tma and block == block_size >= 64:
+        if block_m == 128 and widest <= 128 and block == 64:
+            return AttendTile(128, 64, 8, 2, tma=True, maxnreg=128)
+        return AttendTile(min(block_m, 64) if widest > 128 else block_m, block, 8 if block_m == 128 else 4, 2, tma=True)
+    if block_m == 128 and widest <= 128:
+        return AttendTile(128, max(block, 64), 8, 3)
+    return AttendTile(min(block_m, 64), max(block, 64), 4, 2 if widest > 128 else 3)
 
 
 def attention_gap(head_dim: int, head_dim_v: int, block_size: int, dtype: str, scale: float) -> str | None:
@@ -201,6 +226,16 @@ def attention_gap(head_dim: int, head_dim_v: int, block_size: int, dtype: str, s
     return None
 
 
+def _has_tile_copies(*tensors: Tensor) -> bool:
+    """Whether the device's copy engine can read tiles of these [B, G, N, D] tensors (Hopper on; 16-byte alignment)."""
+    if tensors[0].device.type != "cuda" or torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
+        return False
+    return all(
+        tensor.data_ptr() % 16 == 0 and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:3])
+        for tensor in tensors
+    )
+
+
 def attend(
     q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float, tile: AttendTile | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -213,9 +248,14 @@ def attend(
     indices, counts = selection.indices.contiguous(), selection.counts.contiguous()
     sets, tiles, width = indices.shape[1:]
     rows = heads // sets * selection.query_tile
-    tile = tile or attend_tile(rows, selection.block_size, head_dim, head_dim_v, q.element_size())
+    if tile is None:
+        tile = attend_tile(
+            rows, selection.block_size, head_dim, head_dim_v, q.element_size(), tma=_has_tile_copies(k, v)
+        )
     out = torch.empty(batch, heads, seq_len_q, head_dim_v, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, seq_len_q, dtype=torch.float32, device=q.device)
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_dv = max(16, triton.next_power_of_2(head_dim_v))
     grid = (batch * sets * tiles * triton.cdiv(rows, tile.BLOCK_M),)
     _attend_fwd[grid](
         q,
@@ -225,6 +265,8 @@ def attend(
         lse,
         indices,
         counts,
+        TensorDescriptor.from_tensor(k, [1, 1, tile.BLOCK_N, block_d]) if tile.tma else None,
+        TensorDescriptor.from_tensor(v, [1, 1, tile.BLOCK_N, block_dv]) if tile.tma else None,
         q.stride()[:3],
         k.stride()[:3],
         v.stride()[:3],
@@ -242,10 +284,12 @@ def attend(
         HEAD_DIM_V=head_dim_v,
         BLOCK_M=tile.BLOCK_M,
         BLOCK_N=tile.BLOCK_N,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-        BLOCK_DV=max(16, triton.next_power_of_2(head_dim_v)),
+        BLOCK_D=block_d,
+        BLOCK_DV=block_dv,
         IS_CAUSAL=selection.causal,
+        USE_TMA=tile.tma,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        maxnreg=tile.maxnreg,
     )
     return out, lse
