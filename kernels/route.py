@@ -1,0 +1,200 @@
+"""Block selection by the walk on the GPU: launches `_walk`, and `_leaf` where blocks are scored exactly.
+
+Returns exactly what `kernels.walk.route_reference` returns (near-ties in fp32 apart).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+from pyramidbench.kernels.pyramid import Pyramid, walked_levels
+from pyramidbench.kernels.route_leaf import _leaf
+from pyramidbench.kernels.route_walk import _walk
+from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.selection import ranked_count
+from pyramidbench.tiling import Tiling
+
+WIDEST_LEVEL = 8192
+"""Candidates of a level that one program holds in registers, at most."""
+
+
+def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> str | None:
+    """Why these kernels cannot do a walk, or None."""
+    if dtype not in ("float16", "bfloat16", "float32"):
+        return f"the Triton walk takes float16, bfloat16 and float32, not {dtype}"
+    if head_dim > 256:
+        return f"the Triton walk takes head dims up to 256, not {head_dim}"
+    if rules.node_score != "summary" and walked_levels_of(rules, tiling) > 1:
+        return f"the Triton walk scores nodes by their summary; node_score={rules.node_score!r} has no kernel yet"
+    if rules.leaf_score == "sub":
+        return "the Triton walk has no kernel for leaf_score='sub' yet; accepted: 'exact', 'summary'"
+    if rules.tile_reduce == "mean" and rules.leaf_score == "exact":
+        return "the Triton walk has no kernel for exact leaves with tile_reduce='mean' yet"
+    if rules.tile_reduce == "lse" and score_rows(rules, tiling) > 128:
+        return f"the Triton walk scores up to 128 rows a tile, not {score_rows(rules, tiling)}; set score_rows"
+    if slots(rules, tiling) > WIDEST_LEVEL:
+        return (
+            f"the Triton walk holds up to {WIDEST_LEVEL} candidates of a level, not {slots(rules, tiling)}; "
+            "lower beam or top_k, or raise levels"
+        )
+    return None
+
+
+def walked_levels_of(rules: WalkRules, tiling: Tiling) -> int:
+    return walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+
+
+def score_rows(rules: WalkRules, tiling: Tiling) -> int:
+    """Rows of a tile that score, per head."""
+    return min(rules.score_rows or tiling.query_tile, tiling.query_tile)
+
+
+def slots(rules: WalkRules, tiling: Tiling) -> int:
+    """Places for a level's candidates: the children of the kept nodes and of two forced ones, or the start level."""
+    levels = walked_levels_of(rules, tiling)
+    start = -(-tiling.blocks // rules.branching ** (levels - 1))
+    below = rules.branching * (rules.inner_width() + 2) if levels > 1 else 1
+    return triton.next_power_of_2(max(start, below, 16))
+
+
+@lru_cache(maxsize=64)
+def list_widths(rules: WalkRules, tiling: Tiling) -> tuple[int, int]:
+    """The longest list of any tile, and the most candidates that reach the exact leaf: known before the walk runs."""
+    tile = torch.arange(tiling.tiles)
+    forced = tiling.forced(tile, rules.sink_blocks, rules.local_blocks)
+    eligible = tiling.eligible(tile, forced)
+    kept = torch.minimum(ranked_count(rules.top_k, forced, rules.forced_in_budget), eligible)
+    arriving = int(eligible.max())
+    if walked_levels_of(rules, tiling) > 1:
+        arriving = min(arriving, rules.branching * (rules.inner_width() + 2))
+    if rules.leaf_candidates is not None:
+        arriving = min(arriving, rules.leaf_candidates * rules.top_k)
+    return int((kept + forced.count()).max()), arriving
+
+
+def _head_shape(rows: int, group: int, tallest: int) -> tuple[int, int]:
+    """Heads and rows of one matrix product: powers of two whose product is at least 16."""
+    padded = triton.next_power_of_2(rows)
+    heads = min(triton.next_power_of_2(group), max(1, tallest // padded))
+    return heads, max(padded, 16 // heads)
+
+
+def _programs(items: int, device: torch.device, per_sm: int) -> int:
+    """Programs of a persistent grid."""
+    if device.type != "cuda":
+        return min(items, 4)
+    return min(items, torch.cuda.get_device_properties(device).multi_processor_count * per_sm)
+
+
+def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
+    """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1. Arguments as for `route_reference`."""
+    batch, heads, _, head_dim = q.shape
+    kv_heads = k.shape[1]
+    sets = heads if rules.head_reduce == "none" else kv_heads
+    group = heads // sets
+    items = batch * sets * tiling.tiles
+    exact = rules.leaf_score == "exact"
+    width, arriving = list_widths(rules, tiling)
+    lists = torch.empty(batch, sets, tiling.tiles, width, dtype=torch.int32, device=q.device)
+    counts = torch.empty(batch, sets, tiling.tiles, dtype=torch.int32, device=q.device)
+    candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device) if exact else lists
+    candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device) if exact else counts
+    rows = score_rows(rules, tiling)
+    shape = {
+        "GROUP": group,
+        "QUERY_TILE": tiling.query_tile,
+        "BLOCK_SIZE": tiling.block_size,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+        "SCORE_ROWS": rows,
+        "IS_CAUSAL": tiling.causal,
+    }
+    places = slots(rules, tiling)
+    leaf_width = rules.top_k
+    if exact:
+        leaf_width = places if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
+    warps = max(1, places // 1024)
+    programs = _programs(items, q.device, max(1, 24 // warps))
+    tall, wide = _head_shape(rows, group, 64)
+    scratch = torch.empty(2, programs, places, dtype=torch.int32, device=q.device)
+    _walk[(programs,)](
+        q,
+        pyramid.nodes,
+        scratch[0],
+        scratch[1].view(torch.float32),
+        candidates,
+        candidate_counts,
+        q.stride()[:3],
+        scale,
+        items,
+        sets,
+        kv_heads,
+        tiling.tiles,
+        tiling.seq_len_q,
+        tiling.seq_len_kv,
+        pyramid.offsets[-1],
+        pyramid.levels,
+        rules.branching ** (pyramid.levels - 1),
+        rules.inner_width(),
+        leaf_width,
+        rules.sink_blocks,
+        rules.local_blocks,
+        candidates.shape[-1],
+        BRANCHING=rules.branching,
+        SLOTS=places,
+        CHUNK=16,
+        HEADS=tall,
+        ROWS=wide,
+        HAS_BOUNDS=pyramid.has_bounds,
+        IS_MEAN=rules.tile_reduce == "mean",
+        WITH_FORCED=not exact,
+        FORCED_IN_BUDGET=rules.forced_in_budget and not exact,
+        num_warps=warps,
+        num_stages=1,
+        **shape,
+    )
+    if exact:
+        places = triton.next_power_of_2(max(16, arriving))
+        tall, wide = _head_shape(rows, group, 64)
+        programs = _programs(items, q.device, 12)
+        scores = torch.empty(programs, places, device=q.device)
+        _leaf[(programs,)](
+            q,
+            k,
+            candidates,
+            candidate_counts,
+            torch.empty(programs, places, tall * wide, device=q.device),
+            scores,
+            lists,
+            counts,
+            q.stride()[:3],
+            k.stride()[:3],
+            scale,
+            items,
+            sets,
+            kv_heads,
+            tiling.tiles,
+            tiling.seq_len_q,
+            tiling.seq_len_kv,
+            arriving,
+            rules.top_k,
+            rules.sink_blocks,
+            rules.local_blocks,
+            width,
+            BLOCK_N=triton.next_power_of_2(tiling.block_size),
+            SLOTS=places,
+            CHUNK=16,
+            HEADS=tall,
+            ROWS=wide,
+            REDUCE=rules.head_reduce,
+            FORCED_IN_BUDGET=rules.forced_in_budget,
+            num_warps=2,
+            num_stages=2,
+            **shape,
+        )
+    return lists

@@ -1,0 +1,244 @@
+"""The walk on the GPU: blocks (or leaf candidates) of every query tile, coarse to fine, without a score matrix.
+
+On each level, of the candidates that are complete and hold no forced block, the best β·K by summary score stay; their
+children and those of the forced blocks' ancestors are the next candidates. Scores: S = Σ over the group's heads of
+logsumexp over rows of s·(q⁺·u + q⁻·w), + log c (kernels.scores is the twin, kernels.walk the walk's).
+
+What may be ranked on a level is one interval [lo, hi): after the nodes that hold a sink, before those that hold a local
+block. So the opened nodes, in ascending order, are node lo - 1 (the only sink ancestor with rankable children), the kept
+ones, and node hi (likewise for local blocks): one list, no merge, and a level is data (an offset and a span).
+Tiling: one program = one warp = one (set, tile) at a time of a persistent grid. Its list and its scores live in a
+private slice of scratch (a few KiB, which the L1 and L2 caches hold); candidates are scored in chunks.
+With a mean query the heads' scores add up to one dot product with [Σ q̄⁺, Σ q̄⁻], in fp32; with rows, matrix
+instructions on [rows, D] × [D, nodes].
+Cost: 4·D operations per row and scored node; bound by the node reads (2·D elements each) from L2.
+Source: arXiv 2609.31093 for the walk; docs/selection.md for what differs.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from pyramidbench.kernels.top_k import best
+
+
+@triton.jit
+def forced_interval(tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL: tl.constexpr):
+    """(first position, sink_end, local_start, local_end) of a tile: kernels' form of `Tiling.forced`."""
+    offset = seq_len_kv - seq_len_q
+    first = tile * QUERY_TILE + offset
+    if IS_CAUSAL:
+        last = tl.minimum((tile + 1) * QUERY_TILE, seq_len_q) - 1 + offset
+        end = tl.where(last < 0, 0, tl.maximum(last, 0) // BLOCK_SIZE + 1)
+        # Before the first key the floor is below zero, and so is what the clamp sees.
+        start = tl.where(first < 0, 0, tl.maximum(tl.maximum(first, 0) // BLOCK_SIZE - local_blocks + 1, 0))
+        start = tl.minimum(start, end)
+        sink_end = tl.minimum(end, sink_blocks)
+    else:
+        sink_end = tl.minimum(sink_blocks, tl.cdiv(seq_len_kv, BLOCK_SIZE)) + tile * 0
+        start = sink_end * 0
+        end = start
+    return first, sink_end, start, end
+
+
+@triton.jit
+def score_row(row, tile, QUERY_TILE, seq_len_q, ROWS: tl.constexpr):
+    """Query numbers of a tile's evenly spaced rows, and which of the places `row` hold one."""
+    first = tile * QUERY_TILE
+    held = tl.minimum(seq_len_q - first, QUERY_TILE)
+    spaced = tl.minimum(held, ROWS)
+    return first + ((2 * row + 1) * held) // (2 * spaced), row < spaced
+
+
+@triton.jit
+def _mean_query(q_ptr, stride_h, stride_m, first, held, group, scale, offs_d, HEAD_DIM, CHUNK: tl.constexpr, HAS_BOUNDS: tl.constexpr):
+    """Σ over heads of the positive and the negative part of the tile's mean query, times scale: two [BLOCK_D], fp32."""
+    high = tl.zeros([offs_d.shape[0]], tl.float32)
+    low = tl.zeros([offs_d.shape[0]], tl.float32)
+    for head in range(group):
+        total = tl.zeros([offs_d.shape[0]], tl.float32)
+        for start in range(0, held, CHUNK):
+            row = start + tl.arange(0, CHUNK)
+            # [CHUNK, BLOCK_D]
+            at = q_ptr + head * stride_h + (first + row)[:, None] * stride_m + offs_d[None, :]
+            q = tl.load(at, mask=(row < held)[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+            total += tl.sum(q.to(tl.float32), 0)
+        mean = total / held * scale
+        if HAS_BOUNDS:
+            high += tl.maximum(mean, 0.0)
+            low += tl.minimum(mean, 0.0)
+        else:
+            high += mean
+    return high, low
+
+
+@triton.jit
+def _row_scores(q, row_mask, u, w, scale, log_keys, HEADS: tl.constexpr, ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr):
+    """Σ over heads of logsumexp over rows of the summary logits, + log c: [n]. q [HEADS·ROWS, BLOCK_D], u and w [n, BLOCK_D]."""
+    zero = tl.zeros_like(q)
+    if HAS_BOUNDS:
+        logits = tl.dot(tl.maximum(q, zero), tl.trans(u), input_precision="ieee")
+        logits = tl.dot(tl.minimum(q, zero), tl.trans(w), logits, input_precision="ieee")
+    else:
+        logits = tl.dot(q, tl.trans(u), input_precision="ieee")
+    # [HEADS, ROWS, n]
+    logits = tl.where(row_mask[:, None], logits * scale + log_keys[None, :], float("-inf"))
+    logits = tl.reshape(logits, [HEADS, ROWS, u.shape[0]])
+    top = tl.max(logits, 1)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    joined = top + tl.log(tl.sum(tl.exp(logits - top[:, None, :]), 1))
+    real = tl.max(tl.reshape(row_mask.to(tl.int32), [HEADS, ROWS]), 1) > 0
+    # A padded head adds nothing; NaN counts as -inf.
+    joined = tl.where(joined == joined, joined, float("-inf"))
+    return tl.sum(tl.where(real[:, None], joined, 0.0), 0)
+
+
+@triton.jit
+def _walk(
+    q_ptr,
+    nodes_ptr,
+    list_ptr,
+    score_ptr,
+    out_ptr,
+    count_ptr,
+    q_strides,
+    scale,
+    items,
+    sets,
+    kv_heads,
+    tiles,
+    seq_len_q,
+    seq_len_kv,
+    node_count,
+    levels,
+    root_span,
+    inner_width,
+    leaf_width,
+    sink_blocks,
+    local_blocks,
+    out_width,
+    GROUP: tl.constexpr,
+    QUERY_TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BRANCHING: tl.constexpr,
+    SLOTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCORE_ROWS: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    IS_MEAN: tl.constexpr,
+    WITH_FORCED: tl.constexpr,
+    FORCED_IN_BUDGET: tl.constexpr,
+):
+    program = tl.program_id(0)
+    list_ptr += program.to(tl.int64) * SLOTS
+    score_ptr += program.to(tl.int64) * SLOTS
+    offs_d = tl.arange(0, BLOCK_D)
+    slot = tl.arange(0, SLOTS)
+    blocks = tl.cdiv(seq_len_kv, BLOCK_SIZE)
+    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    for item in range(program.to(tl.int64), items, tl.num_programs(0)):
+        tile = (item % tiles).to(tl.int32)
+        which = item // tiles % sets
+        batch = item // tiles // sets
+        q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1]
+        level_ptr = nodes_ptr + (batch * kv_heads + which * kv_heads // sets) * node_count * WIDTH
+        first, sink_end, local_start, local_end = forced_interval(
+            tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL
+        )
+        forced = sink_end + tl.maximum(local_end - tl.maximum(local_start, sink_end), 0)
+        if IS_MEAN:
+            held = tl.minimum(seq_len_q - tile * QUERY_TILE, QUERY_TILE)
+            high, low = _mean_query(
+                q_base, q_strides[1], q_strides[2], tile.to(tl.int64) * QUERY_TILE, held, GROUP, scale, offs_d,
+                HEAD_DIM, CHUNK, HAS_BOUNDS,
+            )  # fmt: skip
+        kept = 0
+        span = root_span
+        offset = node_count
+        for step in range(levels):
+            # The level's nodes [offset, offset + size) of the buffer, of which [lo, hi) may be ranked.
+            size = tl.cdiv(blocks, span)
+            offset -= size
+            lo = tl.cdiv(sink_end, span)
+            hi = size
+            if IS_CAUSAL:
+                hi = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start) // span
+            at_start = step == 0
+            slots = tl.where(at_start, hi - lo, BRANCHING * (kept + 2))
+            listed = tl.where(at_start, 0, slots)
+            parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
+            node = tl.where(at_start, lo + slot, parent * BRANCHING + slot % BRANCHING)
+            allowed = (slot < slots) & (node >= lo) & (node < hi)
+            found = tl.sum(allowed.to(tl.int32))
+            keep = inner_width
+            if step == levels - 1:
+                keep = leaf_width
+                if FORCED_IN_BUDGET:
+                    keep = tl.maximum(leaf_width - forced, 0)
+            if found > keep:
+                for start in range(0, slots, CHUNK):
+                    place = start + tl.arange(0, CHUNK)
+                    above = tl.load(list_ptr + place // BRANCHING, mask=place < listed, other=-1)
+                    here = tl.where(at_start, lo + place, above * BRANCHING + place % BRANCHING)
+                    real = (place < slots) & (here >= lo) & (here < hi)
+                    # [CHUNK, BLOCK_D]
+                    at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
+                    mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
+                    u = tl.load(at, mask=mask, other=0.0)
+                    w = u
+                    if HAS_BOUNDS:
+                        w = tl.load(at + HEAD_DIM, mask=mask, other=0.0)
+                    keys = tl.minimum(seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE)
+                    log_keys = tl.log(tl.maximum(keys, 1).to(tl.float32))
+                    if IS_MEAN:
+                        logits = u.to(tl.float32) * high[None, :]
+                        if HAS_BOUNDS:
+                            logits += w.to(tl.float32) * low[None, :]
+                        score = tl.sum(logits, 1) + GROUP * log_keys
+                    else:
+                        score = tl.zeros([CHUNK], tl.float32)
+                        for head in range(0, GROUP, HEADS):
+                            index = tl.arange(0, HEADS * ROWS)
+                            query, is_row = score_row(index % ROWS, tile, QUERY_TILE, seq_len_q, SCORE_ROWS)
+                            is_row = is_row & (head + index // ROWS < GROUP)
+                            q_at = q_base + (head + index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
+                            q_mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
+                            # [HEADS·ROWS, BLOCK_D]
+                            q = tl.load(q_at[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+                            score += _row_scores(q, is_row, u, w, scale, log_keys, HEADS, ROWS, HAS_BOUNDS)
+                    tl.store(score_ptr + place, score, mask=place < slots)
+                tl.debug_barrier()
+                scores = tl.load(score_ptr + slot, mask=slot < slots, other=0.0)
+                chosen = best(scores, allowed, keep)
+            else:
+                chosen = allowed
+            order = tl.cumsum(chosen.to(tl.int32))
+            kept = tl.sum(chosen.to(tl.int32))
+            tl.debug_barrier()
+            if step < levels - 1:
+                tl.store(list_ptr + order, node, mask=chosen)
+                tl.store(list_ptr, lo - 1)
+                tl.store(list_ptr + kept + 1, tl.where(hi >= lo, hi, -1))
+                tl.debug_barrier()
+            else:
+                row_ptr = out_ptr + item * out_width
+                if WITH_FORCED:
+                    tl.store(row_ptr + sink_end + order - 1, node, mask=chosen)
+                    for start in range(0, out_width, SLOTS):
+                        place = start + slot
+                        local = place - kept - sink_end + tl.maximum(local_start, sink_end)
+                        value = tl.where(place < sink_end, place, tl.where(local < local_end, local, -1))
+                        value = tl.where(place < forced + kept, value, -1)
+                        edge = (place < sink_end) | (place >= sink_end + kept)
+                        tl.store(row_ptr + place, value, mask=edge & (place < out_width))
+                    tl.store(count_ptr + item, forced + kept)
+                else:
+                    tl.store(row_ptr + order - 1, node, mask=chosen)
+                    tl.store(count_ptr + item, kept)
+            span = span // BRANCHING
