@@ -144,15 +144,15 @@ def _leaf(
                 normaliser = top + tl.log(total)
                 tl.debug_barrier()
                 for start in range(0, found, CHUNK):
-                    place = start + tl.arange(0, CHUNK)
+                    part = start + tl.arange(0, CHUNK)
                     # [CHUNK, TALL]
                     mass = tl.load(
-                        mass_ptr + place[:, None] * TALL + index[None, :], mask=(place < found)[:, None], other=float("-inf")
+                        mass_ptr + part[:, None] * TALL + index[None, :], mask=(part < found)[:, None], other=float("-inf")
                     )
                     if REDUCE == "sum_prob":
                         score = tl.sum(tl.where(is_row[None, :], tl.exp(mass - normaliser[None, :]), 0.0), 1)
                         if head > 0:
-                            score += tl.load(score_ptr + place, mask=place < found, other=0.0)
+                            score += tl.load(score_ptr + part, mask=part < found, other=0.0)
                     elif REDUCE == "sum_lse":
                         # [CHUNK, HEADS, ROWS]
                         mass = tl.reshape(tl.where(is_row[None, :], mass, float("-inf")), [CHUNK, HEADS, ROWS])
@@ -162,19 +162,19 @@ def _leaf(
                         real = (head + tl.arange(0, HEADS) < GROUP)[None, :]
                         score = tl.sum(tl.where(real, joined, 0.0), 1)
                         if head > 0:
-                            score += tl.load(score_ptr + place, mask=place < found, other=0.0)
+                            score += tl.load(score_ptr + part, mask=part < found, other=0.0)
                     else:
                         mass = tl.where(is_row[None, :], mass, float("-inf"))
                         peak = tl.max(mass, 1)
                         peak = tl.where(peak == float("-inf"), 0.0, peak)
                         score = peak + tl.log(tl.sum(tl.exp(mass - peak[:, None]), 1))
                         if head > 0:
-                            before = tl.load(score_ptr + place, mask=place < found, other=0.0)
+                            before = tl.load(score_ptr + part, mask=part < found, other=0.0)
                             peak = tl.maximum(before, score)
                             peak = tl.where(peak == float("-inf"), 0.0, peak)
                             score = peak + tl.log(tl.exp(before - peak) + tl.exp(score - peak))
                     tl.debug_barrier()
-                    tl.store(score_ptr + place, score, mask=place < found)
+                    tl.store(score_ptr + part, score, mask=part < found)
                 tl.debug_barrier()
             scores = tl.load(score_ptr + slot, mask=slot < found, other=0.0)
             chosen = best(scores, chosen, keep)
