@@ -21,6 +21,10 @@ from torch import Tensor
 from pyramidbench.kernels.pyramid import Pyramid
 
 
+BASE_WARPS = 4
+BASE_STAGES = 3
+
+
 @triton.jit
 def _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
     """u and w (or the mean alone) of nodes [n] from their statistics [n, BLOCK_D]."""
@@ -75,6 +79,7 @@ def _build_base(
     SPAN: tl.constexpr,
     HAS_BOUNDS: tl.constexpr,
     HAS_REST: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     chunks = tl.cdiv(blocks, SPAN)
     program = tl.program_id(0).to(tl.int64)
@@ -91,7 +96,7 @@ def _build_base(
     total = tl.zeros([SPAN, BLOCK_D], tl.float32)
     high = tl.full([SPAN, BLOCK_D], float("-inf"), tl.float32)
     low = tl.full([SPAN, BLOCK_D], float("inf"), tl.float32)
-    for index in range(SPAN):
+    for index in tl.range(0, SPAN, num_stages=STAGES):
         key = (chunk * SPAN + index).to(tl.int64) * BLOCK_SIZE + offs_n
         mask = ((key < seq_len) & (offs_n < BLOCK_SIZE))[:, None] & (offs_d < HEAD_DIM)[None, :]
         # [BLOCK_N, BLOCK_D]
@@ -215,7 +220,8 @@ def build(k: Tensor, *, block_size: int, branching: int, levels: int, bound_weig
         BASE=base,
         SPAN=span,
         HAS_REST=stats > 0,
-        num_warps=4,
+        STAGES=BASE_STAGES,
+        num_warps=BASE_WARPS,
         **shape,
     )
     if stats:

@@ -21,6 +21,14 @@ from pyramidbench.tiling import Tiling
 
 WIDEST_LEVEL = 8192
 """Candidates of a level that one program holds in registers, at most."""
+WALK_CHUNK = 16
+WALK_PROGRAMS = 24
+WALK_REGISTERS: int | None = None
+WALK_STAGES = 3
+WALK_WARPS = 1
+LEAF_WARPS = 2
+LEAF_STAGES = 3
+LEAF_PROGRAMS = 12
 
 
 def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> str | None:
@@ -49,6 +57,14 @@ def walked_levels_of(rules: WalkRules, tiling: Tiling) -> int:
     return walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
 
 
+def scored_levels(rules: WalkRules, tiling: Tiling) -> int:
+    """Levels left when those at the top that keep all their nodes are passed over: the walk may start below them."""
+    levels = walked_levels_of(rules, tiling)
+    while levels > 1 and -(-tiling.blocks // rules.branching ** (levels - 1)) <= rules.inner_width():
+        levels -= 1
+    return levels
+
+
 def score_rows(rules: WalkRules, tiling: Tiling) -> int:
     """Rows of a tile that score, per head."""
     return min(rules.score_rows or tiling.query_tile, tiling.query_tile)
@@ -56,7 +72,7 @@ def score_rows(rules: WalkRules, tiling: Tiling) -> int:
 
 def slots(rules: WalkRules, tiling: Tiling) -> int:
     """Places for a level's candidates: the children of the kept nodes and of two forced ones, or the start level."""
-    levels = walked_levels_of(rules, tiling)
+    levels = scored_levels(rules, tiling)
     start = -(-tiling.blocks // rules.branching ** (levels - 1))
     below = rules.branching * (rules.inner_width() + 2) if levels > 1 else 1
     return triton.next_power_of_2(max(start, below, 16))
@@ -114,12 +130,13 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
         "SCORE_ROWS": rows,
         "IS_CAUSAL": tiling.causal,
     }
+    levels = scored_levels(rules, tiling)
     places = slots(rules, tiling)
     leaf_width = rules.top_k
     if exact:
         leaf_width = places if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
-    warps = max(1, places // 1024)
-    programs = _programs(items, q.device, max(1, 24 // warps))
+    warps = max(WALK_WARPS, places // 1024)
+    programs = _programs(items, q.device, WALK_PROGRAMS)
     tall, wide = _head_shape(rows, group, 64)
     scratch = torch.empty(2, programs, places, dtype=torch.int32, device=q.device)
     _walk[(programs,)](
@@ -138,8 +155,9 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
         tiling.seq_len_q,
         tiling.seq_len_kv,
         pyramid.offsets[-1],
-        pyramid.levels,
-        rules.branching ** (pyramid.levels - 1),
+        pyramid.offsets[levels],
+        levels,
+        rules.branching ** (levels - 1),
         rules.inner_width(),
         leaf_width,
         rules.sink_blocks,
@@ -147,7 +165,7 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
         candidates.shape[-1],
         BRANCHING=rules.branching,
         SLOTS=places,
-        CHUNK=16,
+        CHUNK=WALK_CHUNK,
         HEADS=tall,
         ROWS=wide,
         HAS_BOUNDS=pyramid.has_bounds,
@@ -155,13 +173,14 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
         WITH_FORCED=not exact,
         FORCED_IN_BUDGET=rules.forced_in_budget and not exact,
         num_warps=warps,
-        num_stages=1,
+        num_stages=WALK_STAGES,
+        maxnreg=WALK_REGISTERS,
         **shape,
     )
     if exact:
         places = triton.next_power_of_2(max(16, arriving))
         tall, wide = _head_shape(rows, group, 64)
-        programs = _programs(items, q.device, 12)
+        programs = _programs(items, q.device, LEAF_PROGRAMS)
         scores = torch.empty(programs, places, device=q.device)
         _leaf[(programs,)](
             q,
@@ -193,8 +212,8 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
             ROWS=wide,
             REDUCE=rules.head_reduce,
             FORCED_IN_BUDGET=rules.forced_in_budget,
-            num_warps=2,
-            num_stages=2,
+            num_warps=LEAF_WARPS,
+            num_stages=LEAF_STAGES,
             **shape,
         )
     return lists

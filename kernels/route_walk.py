@@ -9,8 +9,8 @@ block. So the opened nodes, in ascending order, are node lo - 1 (the only sink a
 ones, and node hi (likewise for local blocks): one list, no merge, and a level is data (an offset and a span).
 Tiling: one program = one warp = one (set, tile) at a time of a persistent grid. Its list and its scores live in a
 private slice of scratch (a few KiB, which the L1 and L2 caches hold); candidates are scored in chunks.
-With a mean query the heads' scores add up to one dot product with [Σ q̄⁺, Σ q̄⁻], in fp32; with rows, matrix
-instructions on [rows, D] × [D, nodes].
+Chunks are matrix products [rows, D] × [D, nodes] in k's dtype. With a mean query the heads' scores add up to one dot
+product with [Σ q̄⁺, Σ q̄⁻]; these fp32 vectors enter as three rows that add up to them, so nothing is rounded away.
 Cost: 4·D operations per row and scored node; bound by the node reads (2·D elements each) from L2.
 Source: arXiv 2609.31093 for the walk; docs/selection.md for what differs.
 """
@@ -52,13 +52,15 @@ def score_row(row, tile, QUERY_TILE, seq_len_q, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _mean_query(q_ptr, stride_h, stride_m, first, held, group, scale, offs_d, HEAD_DIM, CHUNK: tl.constexpr, HAS_BOUNDS: tl.constexpr):
+def _mean_query(
+    q_ptr, stride_h, stride_m, first, held, group, scale, offs_d, HEAD_DIM, CHUNK: tl.constexpr, HAS_BOUNDS: tl.constexpr
+):
     """Σ over heads of the positive and the negative part of the tile's mean query, times scale: two [BLOCK_D], fp32."""
     high = tl.zeros([offs_d.shape[0]], tl.float32)
     low = tl.zeros([offs_d.shape[0]], tl.float32)
     for head in range(group):
         total = tl.zeros([offs_d.shape[0]], tl.float32)
-        for start in range(0, held, CHUNK):
+        for start in tl.range(0, held, CHUNK, num_stages=2):
             row = start + tl.arange(0, CHUNK)
             # [CHUNK, BLOCK_D]
             at = q_ptr + head * stride_h + (first + row)[:, None] * stride_m + offs_d[None, :]
@@ -74,24 +76,56 @@ def _mean_query(q_ptr, stride_h, stride_m, first, held, group, scale, offs_d, HE
 
 
 @triton.jit
-def _row_scores(q, row_mask, u, w, scale, log_keys, HEADS: tl.constexpr, ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr):
-    """Σ over heads of logsumexp over rows of the summary logits, + log c: [n]. q [HEADS·ROWS, BLOCK_D], u and w [n, BLOCK_D]."""
-    zero = tl.zeros_like(q)
+def _split(vector, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """An fp32 vector [BLOCK_D] as rows [ROWS, BLOCK_D] of DTYPE that add up to it: three terms keep 24 bits of bf16."""
+    row = tl.arange(0, ROWS)[:, None]
+    first = vector.to(DTYPE)
+    rest = vector - first.to(tl.float32)
+    second = rest.to(DTYPE)
+    third = (rest - second.to(tl.float32)).to(DTYPE)
+    zero = tl.zeros_like(first)[None, :]
+    return tl.where(
+        row == 0, first[None, :], tl.where(row == 1, second[None, :], tl.where(row == 2, third[None, :], zero))
+    )
+
+
+@triton.jit
+def _logits(high, low, u, w, HAS_BOUNDS: tl.constexpr):
+    """q⁺·u + q⁻·w of rows [rows, BLOCK_D] and nodes [n, BLOCK_D]: fp32 [rows, n]. Without bounds q·u."""
+    logits = tl.dot(high, tl.trans(u), input_precision="ieee")
     if HAS_BOUNDS:
-        logits = tl.dot(tl.maximum(q, zero), tl.trans(u), input_precision="ieee")
-        logits = tl.dot(tl.minimum(q, zero), tl.trans(w), logits, input_precision="ieee")
-    else:
-        logits = tl.dot(q, tl.trans(u), input_precision="ieee")
-    # [HEADS, ROWS, n]
-    logits = tl.where(row_mask[:, None], logits * scale + log_keys[None, :], float("-inf"))
-    logits = tl.reshape(logits, [HEADS, ROWS, u.shape[0]])
+        logits = tl.dot(low, tl.trans(w), logits, input_precision="ieee")
+    return logits
+
+
+@triton.jit
+def _join_rows(logits, row_mask, HEADS: tl.constexpr, ROWS: tl.constexpr):
+    """Σ over heads of logsumexp over rows: [n] from logits [HEADS·ROWS, n]; rows outside the mask do not count."""
+    logits = tl.where(row_mask[:, None], logits, float("-inf"))
+    if HEADS == 1:
+        top = tl.max(logits, 0)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        joined = top + tl.log(tl.sum(tl.exp(logits - top[None, :]), 0))
+        return tl.where(joined == joined, joined, float("-inf"))
+    logits = tl.reshape(logits, [HEADS, ROWS, logits.shape[1]])
     top = tl.max(logits, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
     joined = top + tl.log(tl.sum(tl.exp(logits - top[:, None, :]), 1))
-    real = tl.max(tl.reshape(row_mask.to(tl.int32), [HEADS, ROWS]), 1) > 0
-    # A padded head adds nothing; NaN counts as -inf.
+    # NaN counts as -inf; a head that only pads adds nothing.
     joined = tl.where(joined == joined, joined, float("-inf"))
+    real = tl.max(tl.reshape(row_mask.to(tl.int32), [HEADS, ROWS]), 1) > 0
     return tl.sum(tl.where(real[:, None], joined, 0.0), 0)
+
+
+@triton.jit
+def _load_rows(q_base, head, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS: tl.constexpr, ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr):
+    """The scoring rows of HEADS heads from `head` on: q⁺ and q⁻ [HEADS·ROWS, BLOCK_D], q itself, and their mask."""
+    index = tl.arange(0, HEADS * ROWS)
+    query, row_mask = score_row(index % ROWS, tile, QUERY_TILE, seq_len_q, SCORE_ROWS)
+    row_mask = row_mask & (head + index // ROWS < GROUP)
+    at = q_base + (head + index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
+    q = tl.load(at[:, None] + offs_d[None, :], mask=row_mask[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+    return q, tl.where(q > 0, q, 0.0).to(q.dtype), tl.where(q < 0, q, 0.0).to(q.dtype), row_mask
 
 
 @triton.jit
@@ -111,6 +145,7 @@ def _walk(
     seq_len_q,
     seq_len_kv,
     node_count,
+    level_end,
     levels,
     root_span,
     inner_width,
@@ -156,11 +191,21 @@ def _walk(
             held = tl.minimum(seq_len_q - tile * QUERY_TILE, QUERY_TILE)
             high, low = _mean_query(
                 q_base, q_strides[1], q_strides[2], tile.to(tl.int64) * QUERY_TILE, held, GROUP, scale, offs_d,
-                HEAD_DIM, CHUNK, HAS_BOUNDS,
+                HEAD_DIM, 32, HAS_BOUNDS,
             )  # fmt: skip
+            # [16, BLOCK_D]
+            high = _split(high, 16, nodes_ptr.dtype.element_ty)
+            low = _split(low, 16, nodes_ptr.dtype.element_ty)
+        elif GROUP <= HEADS:
+            # [HEADS·ROWS, BLOCK_D]
+            q, high, low, row_mask = _load_rows(
+                q_base, 0, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS, ROWS, SCORE_ROWS
+            )
+            if not HAS_BOUNDS:
+                high = q
         kept = 0
         span = root_span
-        offset = node_count
+        offset = level_end
         for step in range(levels):
             # The level's nodes [offset, offset + size) of the buffer, of which [lo, hi) may be ranked.
             size = tl.cdiv(blocks, span)
@@ -197,21 +242,21 @@ def _walk(
                     keys = tl.minimum(seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE)
                     log_keys = tl.log(tl.maximum(keys, 1).to(tl.float32))
                     if IS_MEAN:
-                        logits = u.to(tl.float32) * high[None, :]
-                        if HAS_BOUNDS:
-                            logits += w.to(tl.float32) * low[None, :]
-                        score = tl.sum(logits, 1) + GROUP * log_keys
+                        score = tl.sum(_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * log_keys
+                    elif GROUP <= HEADS:
+                        logits = _logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                        score = _join_rows(logits, row_mask, HEADS, ROWS)
                     else:
                         score = tl.zeros([CHUNK], tl.float32)
                         for head in range(0, GROUP, HEADS):
-                            index = tl.arange(0, HEADS * ROWS)
-                            query, is_row = score_row(index % ROWS, tile, QUERY_TILE, seq_len_q, SCORE_ROWS)
-                            is_row = is_row & (head + index // ROWS < GROUP)
-                            q_at = q_base + (head + index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
-                            q_mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
-                            # [HEADS·ROWS, BLOCK_D]
-                            q = tl.load(q_at[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
-                            score += _row_scores(q, is_row, u, w, scale, log_keys, HEADS, ROWS, HAS_BOUNDS)
+                            q, high, low, row_mask = _load_rows(
+                                q_base, head, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS,
+                                ROWS, SCORE_ROWS,
+                            )  # fmt: skip
+                            if not HAS_BOUNDS:
+                                high = q
+                            logits = _logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                            score += _join_rows(logits, row_mask, HEADS, ROWS)
                     tl.store(score_ptr + place, score, mask=place < slots)
                 tl.debug_barrier()
                 scores = tl.load(score_ptr + slot, mask=slot < slots, other=0.0)
