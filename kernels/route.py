@@ -1,11 +1,11 @@
-"""Block selection by the walk on the GPU: launches `_walk`, and `_leaf` where blocks are scored exactly.
+"""Block selection by the walk on the GPU: `_walk_dense` for the upper levels, `_walk` below, `_leaf` for exact leaves.
 
 Returns exactly what `kernels.walk.route_reference` returns (near-ties in fp32 apart).
 """
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
+from pyramidbench.kernels.route_dense import _walk_dense
 from pyramidbench.kernels.route_leaf import _leaf
 from pyramidbench.kernels.route_walk import _walk
 from pyramidbench.kernels.walk import WalkRules
@@ -21,6 +22,10 @@ from pyramidbench.tiling import Tiling
 
 WIDEST_LEVEL = 8192
 """Candidates of a level that one program holds in registers, at most."""
+DENSE_NODES = 2048
+DENSE_PROGRAMS = 1
+DENSE_CHUNK = 64
+DENSE_STAGES = 2
 WALK_CHUNK = 16
 WALK_PROGRAMS = 24
 WALK_REGISTERS: int | None = None
@@ -107,113 +112,206 @@ def _programs(items: int, device: torch.device, per_sm: int) -> int:
     return min(items, torch.cuda.get_device_properties(device).multi_processor_count * per_sm)
 
 
+def dense_levels(rules: WalkRules, tiling: Tiling) -> int:
+    """Levels that `_walk_dense` does for several tiles at once: those above the leaves with few enough nodes."""
+    levels, dense = scored_levels(rules, tiling), 0
+    if tiling.query_tile < 16 or tiles_together(rules, tiling) < 4:
+        return 0
+    while dense < levels - 1 and -(-tiling.blocks // rules.branching ** (levels - 1 - dense)) <= DENSE_NODES:
+        dense += 1
+    return dense
+
+
+def tiles_together(rules: WalkRules, tiling: Tiling) -> int:
+    """Tiles that share one program of `_walk_dense`: 16 mean queries, or 128 rows."""
+    if rules.tile_reduce == "mean":
+        return 16
+    return 128 // triton.next_power_of_2(score_rows(rules, tiling))
+
+
 def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
     """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1. Arguments as for `route_reference`."""
     batch, heads, _, head_dim = q.shape
-    kv_heads = k.shape[1]
-    sets = heads if rules.head_reduce == "none" else kv_heads
-    group = heads // sets
-    items = batch * sets * tiling.tiles
-    exact = rules.leaf_score == "exact"
+    sets = heads if rules.head_reduce == "none" else k.shape[1]
     width, arriving = list_widths(rules, tiling)
+    items = batch * sets * tiling.tiles
     lists = torch.empty(batch, sets, tiling.tiles, width, dtype=torch.int32, device=q.device)
     counts = torch.empty(batch, sets, tiling.tiles, dtype=torch.int32, device=q.device)
-    candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device) if exact else lists
-    candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device) if exact else counts
-    rows = score_rows(rules, tiling)
-    shape = {
-        "GROUP": group,
-        "QUERY_TILE": tiling.query_tile,
-        "BLOCK_SIZE": tiling.block_size,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "SCORE_ROWS": rows,
-        "IS_CAUSAL": tiling.causal,
-    }
-    levels = scored_levels(rules, tiling)
-    places = slots(rules, tiling)
-    leaf_width = rules.top_k
-    if exact:
-        leaf_width = places if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
-    warps = max(WALK_WARPS, places // 1024)
-    programs = _programs(items, q.device, WALK_PROGRAMS)
-    tall, wide = _head_shape(rows, group, 64)
-    scratch = torch.empty(2, programs, places, dtype=torch.int32, device=q.device)
-    _walk[(programs,)](
+    call = _Call(
         q,
-        pyramid.nodes,
-        scratch[0],
-        scratch[1].view(torch.float32),
-        candidates,
-        candidate_counts,
-        q.stride()[:3],
+        pyramid,
+        tiling,
+        rules,
         scale,
-        items,
-        sets,
-        kv_heads,
-        tiling.tiles,
-        tiling.seq_len_q,
-        tiling.seq_len_kv,
-        pyramid.offsets[-1],
-        pyramid.offsets[levels],
-        levels,
-        rules.branching ** (levels - 1),
+        (items, sets, k.shape[1], tiling.tiles, tiling.seq_len_q, tiling.seq_len_kv),
+        {
+            "GROUP": heads // sets,
+            "QUERY_TILE": tiling.query_tile,
+            "BLOCK_SIZE": tiling.block_size,
+            "HEAD_DIM": head_dim,
+            "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+            "SCORE_ROWS": score_rows(rules, tiling),
+            "IS_CAUSAL": tiling.causal,
+        },
+    )
+    opened = _open_dense(call)
+    if rules.leaf_score == "summary":
+        _walk_on(call, opened, lists, counts, rules.top_k)
+        return lists
+    candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device)
+    candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
+    passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
+    _walk_on(call, opened, candidates, candidate_counts, passed)
+    _score_leaves(call, k, candidates, candidate_counts, lists, counts)
+    return lists
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the launches of one walk share."""
+
+    q: Tensor
+    pyramid: Pyramid
+    tiling: Tiling
+    rules: WalkRules
+    scale: float
+    sizes: tuple[int, ...]
+    shape: dict[str, int | bool]
+
+    @property
+    def items(self) -> int:
+        """(set, tile) pairs."""
+        return self.sizes[0]
+
+    def levels(self, first: int, count: int) -> tuple[int, ...]:
+        """Node buffer, and where `count` levels from the first-th scored one lie in it."""
+        top = scored_levels(self.rules, self.tiling) - first
+        return self.pyramid.offsets[-1], self.pyramid.offsets[top], count, self.rules.branching ** (top - 1)
+
+
+def _open_dense(call: _Call) -> tuple[Tensor, Tensor] | None:
+    """The nodes that the dense levels leave open: lists [items, inner width + 2] and counts, or None without such levels."""
+    rules, tiling, device = call.rules, call.tiling, call.q.device
+    dense = dense_levels(rules, tiling)
+    if dense == 0:
+        return None
+    together = tiles_together(rules, tiling)
+    largest = -(-tiling.blocks // rules.branching ** (scored_levels(rules, tiling) - dense))
+    nodes = 512 if largest <= 512 else DENSE_NODES
+    groups = call.items // tiling.tiles * -(-tiling.tiles // together)
+    programs = _programs(groups, device, DENSE_PROGRAMS)
+    lists = torch.empty(call.items, rules.inner_width() + 2, dtype=torch.int32, device=device)
+    kept = torch.empty(call.items, dtype=torch.int32, device=device)
+    _walk_dense[(programs,)](
+        call.q,
+        call.pyramid.nodes,
+        torch.empty(programs, together, nodes, device=device),
+        torch.empty(programs, together, nodes, dtype=torch.int8, device=device),
+        lists,
+        kept,
+        call.q.stride()[:3],
+        call.scale,
+        groups,
+        *call.sizes[1:],
+        *call.levels(0, dense),
+        rules.inner_width(),
+        rules.sink_blocks,
+        rules.local_blocks,
+        lists.shape[1],
+        BRANCHING=rules.branching,
+        NODES=nodes,
+        CHUNK=DENSE_CHUNK,
+        TILES=together,
+        ROWS=triton.next_power_of_2(score_rows(rules, tiling)),
+        HAS_BOUNDS=call.pyramid.has_bounds,
+        IS_MEAN=rules.tile_reduce == "mean",
+        num_warps=8,
+        num_stages=DENSE_STAGES,
+        **call.shape,
+    )
+    return lists, kept
+
+
+def _walk_on(call: _Call, opened: tuple[Tensor, Tensor] | None, out: Tensor, counts: Tensor, leaf_width: int) -> None:
+    """Walk the levels that are left and write the best `leaf_width` leaves, with the forced ones unless more follows."""
+    rules, device = call.rules, call.q.device
+    dense = dense_levels(rules, call.tiling)
+    places = slots(rules, call.tiling)
+    warps = max(WALK_WARPS, places // 1024)
+    programs = _programs(call.items, device, WALK_PROGRAMS)
+    heads, rows = _head_shape(score_rows(rules, call.tiling), call.shape["GROUP"], 64)
+    if opened is None:
+        opened = torch.empty(programs, rules.inner_width() + 2, dtype=torch.int32, device=device), counts
+    last = rules.leaf_score == "summary"
+    _walk[(programs,)](
+        call.q,
+        call.pyramid.nodes,
+        *opened,
+        torch.empty(programs, places, device=device),
+        out,
+        counts,
+        call.q.stride()[:3],
+        call.scale,
+        *call.sizes,
+        *call.levels(dense, scored_levels(rules, call.tiling) - dense),
         rules.inner_width(),
         leaf_width,
         rules.sink_blocks,
         rules.local_blocks,
-        candidates.shape[-1],
+        opened[0].shape[1],
+        out.shape[-1],
+        0 if dense else 1,
         BRANCHING=rules.branching,
         SLOTS=places,
         CHUNK=WALK_CHUNK,
-        HEADS=tall,
-        ROWS=wide,
-        HAS_BOUNDS=pyramid.has_bounds,
+        HEADS=heads,
+        ROWS=rows,
+        HAS_BOUNDS=call.pyramid.has_bounds,
         IS_MEAN=rules.tile_reduce == "mean",
-        WITH_FORCED=not exact,
-        FORCED_IN_BUDGET=rules.forced_in_budget and not exact,
+        HAS_LISTS=dense > 0,
+        WITH_FORCED=last,
+        FORCED_IN_BUDGET=rules.forced_in_budget and last,
         num_warps=warps,
         num_stages=WALK_STAGES,
         maxnreg=WALK_REGISTERS,
-        **shape,
+        **call.shape,
     )
-    if exact:
-        places = triton.next_power_of_2(max(16, arriving))
-        tall, wide = _head_shape(rows, group, 64)
-        programs = _programs(items, q.device, LEAF_PROGRAMS)
-        scores = torch.empty(programs, places, device=q.device)
-        _leaf[(programs,)](
-            q,
-            k,
-            candidates,
-            candidate_counts,
-            torch.empty(programs, places, tall * wide, device=q.device),
-            scores,
-            lists,
-            counts,
-            q.stride()[:3],
-            k.stride()[:3],
-            scale,
-            items,
-            sets,
-            kv_heads,
-            tiling.tiles,
-            tiling.seq_len_q,
-            tiling.seq_len_kv,
-            arriving,
-            rules.top_k,
-            rules.sink_blocks,
-            rules.local_blocks,
-            width,
-            BLOCK_N=triton.next_power_of_2(tiling.block_size),
-            SLOTS=places,
-            CHUNK=16,
-            HEADS=tall,
-            ROWS=wide,
-            REDUCE=rules.head_reduce,
-            FORCED_IN_BUDGET=rules.forced_in_budget,
-            num_warps=LEAF_WARPS,
-            num_stages=LEAF_STAGES,
-            **shape,
-        )
-    return lists
+
+
+def _score_leaves(
+    call: _Call, k: Tensor, candidates: Tensor, candidate_counts: Tensor, lists: Tensor, counts: Tensor
+) -> None:
+    """Of each tile's candidates, the best K by exact score, and the forced blocks, into `lists`."""
+    rules, device = call.rules, call.q.device
+    places = triton.next_power_of_2(max(16, candidates.shape[1]))
+    heads, rows = _head_shape(score_rows(rules, call.tiling), call.shape["GROUP"], 64)
+    programs = _programs(call.items, device, LEAF_PROGRAMS)
+    _leaf[(programs,)](
+        call.q,
+        k,
+        candidates,
+        candidate_counts,
+        torch.empty(programs, places, heads * rows, device=device),
+        torch.empty(programs, places, device=device),
+        lists,
+        counts,
+        call.q.stride()[:3],
+        k.stride()[:3],
+        call.scale,
+        *call.sizes,
+        candidates.shape[1],
+        rules.top_k,
+        rules.sink_blocks,
+        rules.local_blocks,
+        lists.shape[-1],
+        BLOCK_N=triton.next_power_of_2(call.tiling.block_size),
+        SLOTS=places,
+        CHUNK=16,
+        HEADS=heads,
+        ROWS=rows,
+        REDUCE=rules.head_reduce,
+        FORCED_IN_BUDGET=rules.forced_in_budget,
+        num_warps=LEAF_WARPS,
+        num_stages=LEAF_STAGES,
+        **call.shape,
+    )

@@ -90,7 +90,7 @@ def _split(vector, ROWS: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _logits(high, low, u, w, HAS_BOUNDS: tl.constexpr):
+def summary_logits(high, low, u, w, HAS_BOUNDS: tl.constexpr):
     """q⁺·u + q⁻·w of rows [rows, BLOCK_D] and nodes [n, BLOCK_D]: fp32 [rows, n]. Without bounds q·u."""
     logits = tl.dot(high, tl.trans(u), input_precision="ieee")
     if HAS_BOUNDS:
@@ -133,6 +133,7 @@ def _walk(
     q_ptr,
     nodes_ptr,
     list_ptr,
+    kept_ptr,
     score_ptr,
     out_ptr,
     count_ptr,
@@ -152,7 +153,9 @@ def _walk(
     leaf_width,
     sink_blocks,
     local_blocks,
+    list_width,
     out_width,
+    contiguous,
     GROUP: tl.constexpr,
     QUERY_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -167,11 +170,13 @@ def _walk(
     HAS_BOUNDS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     IS_MEAN: tl.constexpr,
+    HAS_LISTS: tl.constexpr,
     WITH_FORCED: tl.constexpr,
     FORCED_IN_BUDGET: tl.constexpr,
 ):
     program = tl.program_id(0)
-    list_ptr += program.to(tl.int64) * SLOTS
+    list_base = list_ptr
+    list_ptr += program.to(tl.int64) * list_width
     score_ptr += program.to(tl.int64) * SLOTS
     offs_d = tl.arange(0, BLOCK_D)
     slot = tl.arange(0, SLOTS)
@@ -204,6 +209,9 @@ def _walk(
             if not HAS_BOUNDS:
                 high = q
         kept = 0
+        if HAS_LISTS:
+            list_ptr = list_base + item * list_width
+            kept = tl.load(kept_ptr + item)
         span = root_span
         offset = level_end
         for step in range(levels):
@@ -214,7 +222,7 @@ def _walk(
             hi = size
             if IS_CAUSAL:
                 hi = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start) // span
-            at_start = step == 0
+            at_start = step < contiguous
             slots = tl.where(at_start, hi - lo, BRANCHING * (kept + 2))
             listed = tl.where(at_start, 0, slots)
             parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
@@ -242,9 +250,9 @@ def _walk(
                     keys = tl.minimum(seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE)
                     log_keys = tl.log(tl.maximum(keys, 1).to(tl.float32))
                     if IS_MEAN:
-                        score = tl.sum(_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * log_keys
+                        score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * log_keys
                     elif GROUP <= HEADS:
-                        logits = _logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
                         score = _join_rows(logits, row_mask, HEADS, ROWS)
                     else:
                         score = tl.zeros([CHUNK], tl.float32)
@@ -255,7 +263,7 @@ def _walk(
                             )  # fmt: skip
                             if not HAS_BOUNDS:
                                 high = q
-                            logits = _logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                            logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
                             score += _join_rows(logits, row_mask, HEADS, ROWS)
                     tl.store(score_ptr + place, score, mask=place < slots)
                 tl.debug_barrier()
