@@ -1,4 +1,4 @@
-"""Block selection by the walk on the GPU: `_walk_dense` for the upper levels, `_walk` below, `_leaf` for exact leaves.
+"""Block selection by the walk on the GPU: `_walk`, and `_leaf` where leaves are scored exactly.
 
 Returns exactly what `kernels.walk.route_reference` returns (near-ties in fp32 apart).
 """
@@ -13,7 +13,6 @@ import triton
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
-from pyramidbench.kernels.route_dense import _walk_dense
 from pyramidbench.kernels.route_leaf import _leaf
 from pyramidbench.kernels.route_walk import _walk
 from pyramidbench.kernels.walk import WalkRules
@@ -22,18 +21,17 @@ from pyramidbench.tiling import Tiling
 
 WIDEST_LEVEL = 8192
 """Candidates of a level that one program holds in registers, at most."""
-DENSE_NODES = 2048
-DENSE_PROGRAMS = 1
-DENSE_CHUNK = 64
-DENSE_STAGES = 2
 WALK_CHUNK = 16
-WALK_PROGRAMS = 24
-WALK_REGISTERS: int | None = None
+WALK_PROGRAMS = 12
+WALK_REGISTERS = 160
 WALK_STAGES = 3
-WALK_WARPS = 1
+"""One warp a tile, 12 programs per multiprocessor, at 256k keys, 16 heads, K 64, β 4, H200: 6.5 ms; 7.8 without the
+register cap, 6.9 with chunks of 32, 9.0 with two warps, 8.4 without prefetch."""
 LEAF_WARPS = 2
-LEAF_STAGES = 3
-LEAF_PROGRAMS = 12
+LEAF_STAGES = 2
+LEAF_PROGRAMS = 11
+"""At 64k keys, 16 heads, 128 candidates, 16 rows, H200, with the walk: 4.1 ms; 4.6 with three stages and 6 programs, 4.6
+with one warp, 4.7 with four."""
 
 
 def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> str | None:
@@ -112,23 +110,6 @@ def _programs(items: int, device: torch.device, per_sm: int) -> int:
     return min(items, torch.cuda.get_device_properties(device).multi_processor_count * per_sm)
 
 
-def dense_levels(rules: WalkRules, tiling: Tiling) -> int:
-    """Levels that `_walk_dense` does for several tiles at once: those above the leaves with few enough nodes."""
-    levels, dense = scored_levels(rules, tiling), 0
-    if tiling.query_tile < 16 or tiles_together(rules, tiling) < 4:
-        return 0
-    while dense < levels - 1 and -(-tiling.blocks // rules.branching ** (levels - 1 - dense)) <= DENSE_NODES:
-        dense += 1
-    return dense
-
-
-def tiles_together(rules: WalkRules, tiling: Tiling) -> int:
-    """Tiles that share one program of `_walk_dense`: 16 mean queries, or 128 rows."""
-    if rules.tile_reduce == "mean":
-        return 16
-    return 128 // triton.next_power_of_2(score_rows(rules, tiling))
-
-
 def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
     """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1. Arguments as for `route_reference`."""
     batch, heads, _, head_dim = q.shape
@@ -154,15 +135,14 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
             "IS_CAUSAL": tiling.causal,
         },
     )
-    opened = _open_dense(call)
     if rules.leaf_score == "summary":
-        _walk_on(call, opened, lists, counts, rules.top_k)
+        _run_walk(call, lists, counts, rules.top_k)
         return lists
     candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device)
     candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
     passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
-    _walk_on(call, opened, candidates, candidate_counts, passed)
-    _score_leaves(call, k, candidates, candidate_counts, lists, counts)
+    _run_walk(call, candidates, candidate_counts, passed)
+    _run_leaf(call, k, candidates, candidate_counts, lists, counts)
     return lists
 
 
@@ -183,84 +163,37 @@ class _Call:
         """(set, tile) pairs."""
         return self.sizes[0]
 
-    def levels(self, first: int, count: int) -> tuple[int, ...]:
-        """Node buffer, and where `count` levels from the first-th scored one lie in it."""
-        top = scored_levels(self.rules, self.tiling) - first
-        return self.pyramid.offsets[-1], self.pyramid.offsets[top], count, self.rules.branching ** (top - 1)
 
-
-def _open_dense(call: _Call) -> tuple[Tensor, Tensor] | None:
-    """The nodes that the dense levels leave open: lists [items, inner width + 2] and counts, or None without such levels."""
-    rules, tiling, device = call.rules, call.tiling, call.q.device
-    dense = dense_levels(rules, tiling)
-    if dense == 0:
-        return None
-    together = tiles_together(rules, tiling)
-    largest = -(-tiling.blocks // rules.branching ** (scored_levels(rules, tiling) - dense))
-    nodes = 512 if largest <= 512 else DENSE_NODES
-    groups = call.items // tiling.tiles * -(-tiling.tiles // together)
-    programs = _programs(groups, device, DENSE_PROGRAMS)
-    lists = torch.empty(call.items, rules.inner_width() + 2, dtype=torch.int32, device=device)
-    kept = torch.empty(call.items, dtype=torch.int32, device=device)
-    _walk_dense[(programs,)](
-        call.q,
-        call.pyramid.nodes,
-        torch.empty(programs, together, nodes, device=device),
-        torch.empty(programs, together, nodes, dtype=torch.int8, device=device),
-        lists,
-        kept,
-        call.q.stride()[:3],
-        call.scale,
-        groups,
-        *call.sizes[1:],
-        *call.levels(0, dense),
-        rules.inner_width(),
-        rules.sink_blocks,
-        rules.local_blocks,
-        lists.shape[1],
-        BRANCHING=rules.branching,
-        NODES=nodes,
-        CHUNK=DENSE_CHUNK,
-        TILES=together,
-        ROWS=triton.next_power_of_2(score_rows(rules, tiling)),
-        HAS_BOUNDS=call.pyramid.has_bounds,
-        IS_MEAN=rules.tile_reduce == "mean",
-        num_warps=8,
-        num_stages=DENSE_STAGES,
-        **call.shape,
-    )
-    return lists, kept
-
-
-def _walk_on(call: _Call, opened: tuple[Tensor, Tensor] | None, out: Tensor, counts: Tensor, leaf_width: int) -> None:
+def _run_walk(call: _Call, out: Tensor, counts: Tensor, leaf_width: int) -> None:
     """Walk the levels that are left and write the best `leaf_width` leaves, with the forced ones unless more follows."""
     rules, device = call.rules, call.q.device
-    dense = dense_levels(rules, call.tiling)
     places = slots(rules, call.tiling)
-    warps = max(WALK_WARPS, places // 1024)
+    warps = max(1, places // 1024)
     programs = _programs(call.items, device, WALK_PROGRAMS)
     heads, rows = _head_shape(score_rows(rules, call.tiling), call.shape["GROUP"], 64)
-    if opened is None:
-        opened = torch.empty(programs, rules.inner_width() + 2, dtype=torch.int32, device=device), counts
+    opened = torch.empty(programs, rules.inner_width() + 2, dtype=torch.int32, device=device)
+    levels = scored_levels(rules, call.tiling)
     last = rules.leaf_score == "summary"
     _walk[(programs,)](
         call.q,
         call.pyramid.nodes,
-        *opened,
+        opened,
         torch.empty(programs, places, device=device),
         out,
         counts,
         call.q.stride()[:3],
         call.scale,
         *call.sizes,
-        *call.levels(dense, scored_levels(rules, call.tiling) - dense),
+        call.pyramid.offsets[-1],
+        call.pyramid.offsets[levels],
+        levels,
+        rules.branching ** (levels - 1),
         rules.inner_width(),
         leaf_width,
         rules.sink_blocks,
         rules.local_blocks,
-        opened[0].shape[1],
+        opened.shape[1],
         out.shape[-1],
-        0 if dense else 1,
         BRANCHING=rules.branching,
         SLOTS=places,
         CHUNK=WALK_CHUNK,
@@ -268,17 +201,16 @@ def _walk_on(call: _Call, opened: tuple[Tensor, Tensor] | None, out: Tensor, cou
         ROWS=rows,
         HAS_BOUNDS=call.pyramid.has_bounds,
         IS_MEAN=rules.tile_reduce == "mean",
-        HAS_LISTS=dense > 0,
         WITH_FORCED=last,
         FORCED_IN_BUDGET=rules.forced_in_budget and last,
         num_warps=warps,
         num_stages=WALK_STAGES,
-        maxnreg=WALK_REGISTERS,
+        maxnreg=WALK_REGISTERS if warps == 1 else None,
         **call.shape,
     )
 
 
-def _score_leaves(
+def _run_leaf(
     call: _Call, k: Tensor, candidates: Tensor, candidate_counts: Tensor, lists: Tensor, counts: Tensor
 ) -> None:
     """Of each tile's candidates, the best K by exact score, and the forced blocks, into `lists`."""

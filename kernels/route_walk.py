@@ -133,7 +133,6 @@ def _walk(
     q_ptr,
     nodes_ptr,
     list_ptr,
-    kept_ptr,
     score_ptr,
     out_ptr,
     count_ptr,
@@ -155,7 +154,6 @@ def _walk(
     local_blocks,
     list_width,
     out_width,
-    contiguous,
     GROUP: tl.constexpr,
     QUERY_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
@@ -170,12 +168,10 @@ def _walk(
     HAS_BOUNDS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     IS_MEAN: tl.constexpr,
-    HAS_LISTS: tl.constexpr,
     WITH_FORCED: tl.constexpr,
     FORCED_IN_BUDGET: tl.constexpr,
 ):
     program = tl.program_id(0)
-    list_base = list_ptr
     list_ptr += program.to(tl.int64) * list_width
     score_ptr += program.to(tl.int64) * SLOTS
     offs_d = tl.arange(0, BLOCK_D)
@@ -209,9 +205,6 @@ def _walk(
             if not HAS_BOUNDS:
                 high = q
         kept = 0
-        if HAS_LISTS:
-            list_ptr = list_base + item * list_width
-            kept = tl.load(kept_ptr + item)
         span = root_span
         offset = level_end
         for step in range(levels):
@@ -222,7 +215,7 @@ def _walk(
             hi = size
             if IS_CAUSAL:
                 hi = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start) // span
-            at_start = step < contiguous
+            at_start = step == 0
             slots = tl.where(at_start, hi - lo, BRANCHING * (kept + 2))
             listed = tl.where(at_start, 0, slots)
             parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)

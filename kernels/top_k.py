@@ -35,27 +35,3 @@ def best(scores, allowed, count):
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
     return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
-
-
-@triton.jit
-def best_rows(scores, allowed, count):
-    """`best` for each row of [T, n] at once, with a count of its own [T]; a row with fewer allowed places keeps them all."""
-    bits = tl.where(scores > LOWEST, scores, LOWEST).to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    low = tl.min(tl.where(allowed, order, 0x7FFFFFFF), 1) - 1
-    order = tl.where(allowed, order, EXCLUDED)
-    high = tl.max(order, 1)
-    above = tl.sum(allowed.to(tl.int32), 1)
-    open_rows = (low + 1 < high) & (above > count)
-    while tl.sum(open_rows.to(tl.int32)) > 0:
-        middle = (low & high) + ((low ^ high) >> 1)
-        found = tl.sum((order > middle[:, None]).to(tl.int32), 1)
-        raised = open_rows & (found >= count)
-        high = tl.where(open_rows & (found < count), middle, high)
-        low = tl.where(raised, middle, low)
-        above = tl.where(raised, found, above)
-        open_rows = (low + 1 < high) & (above > count)
-    sure = order > low[:, None] + 1
-    tied = order == low[:, None] + 1
-    spare = count - tl.sum(sure.to(tl.int32), 1)
-    return sure | (tied & (tl.cumsum(tied.to(tl.int32), 1) <= spare[:, None]))
