@@ -9,8 +9,12 @@ Log-Linear Complexity" (arXiv 2609.31093).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from pyramidbench.kernels.panels import Panels, membership, panels_of, unite
@@ -29,33 +33,25 @@ def sparse_attention(
     Raises:
         ValueError: tensors that do not fit together, or a selection made for other lengths or heads.
     """
-    output, _ = sparse_attention_lse(q, k, v, selection, scale=scale)
-    return output
-
-
-def sparse_attention_lse(
-    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, *, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """`sparse_attention` and the log-sum-exp of each row's logits, fp32 (fp64) [B, H, M]; -inf for a row with no key."""
-    check_tensors(q, k, v)
-    _check_selection(q, k, selection)
+    _check(q, k, v, selection)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    batch, sets = selection.indices.shape[:2]
-    outputs, sums = [], []
-    for index in range(batch * sets):
-        b, s = divmod(index, sets)
-        heads = slice(s * q.shape[1] // sets, (s + 1) * q.shape[1] // sets)
-        kv_head = s * k.shape[1] // sets
-        output, row_sum = _attend_set(
-            q[b, heads], k[b, kv_head], v[b, kv_head], selection, selection.indices[b, s], scale
-        )
-        outputs.append(output)
-        sums.append(row_sum)
-    output = torch.stack(outputs).view(batch, q.shape[1], q.shape[2], v.shape[-1])
-    return output.to(q.dtype), torch.stack(sums).view(batch, q.shape[1], q.shape[2])
+    heads = [torch.cat(list(_over_panels(part, _attend)), dim=1) for part in _sets(q, k, v, selection, scale)]
+    return torch.stack([head[:, : q.shape[2]] for head in heads]).view(*q.shape[:3], v.shape[-1]).to(q.dtype)
 
 
-def _check_selection(q: Tensor, k: Tensor, selection: BlockSelection) -> None:
+def sparse_log_sum_exp(q: Tensor, k: Tensor, selection: BlockSelection, *, scale: float | None = None) -> Tensor:
+    """Log-sum-exp of each row's logits over its selected keys, fp32 (fp64) [B, H, M]; -inf for a row with no key.
+
+    Shapes and errors as for `sparse_attention`.
+    """
+    _check(q, k, k, selection)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    heads = [torch.cat(list(_over_panels(part, _log_sum_exp)), dim=1) for part in _sets(q, k, k, selection, scale)]
+    return torch.stack([head[:, : q.shape[2]] for head in heads]).view(q.shape[:3])
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> None:
+    check_tensors(q, k, v)
     if (selection.seq_len_q, selection.seq_len_kv) != (q.shape[2], k.shape[2]):
         raise ValueError(
             f"the selection was made for {selection.seq_len_q} queries and {selection.seq_len_kv} keys; "
@@ -69,51 +65,69 @@ def _check_selection(q: Tensor, k: Tensor, selection: BlockSelection) -> None:
         )
 
 
-def _attend_set(
-    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, indices: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """One set of blocks: q [g, M, D], k [N, D], v [N, Dv], indices [T, S] → output [g, M, Dv], log-sum-exp [g, M]."""
+@dataclass(frozen=True)
+class _Set:
+    """One set of blocks and what it attends with: q [g, M, D], keys [n, C, D], values [n, C, Dv], indices [T, S]."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+    indices: Tensor
+    selection: BlockSelection
+    scale: float
+
+
+def _sets(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float) -> Iterator[_Set]:
     wide = torch.promote_types(q.dtype, torch.float32)
-    tiling = selection.tiling
-    tail = -k.shape[0] % tiling.block_size
-    k_blocks = torch.nn.functional.pad(k.to(wide), (0, 0, 0, tail)).unflatten(0, (-1, tiling.block_size))
-    v_blocks = torch.nn.functional.pad(v.to(wide), (0, 0, 0, tail)).unflatten(0, (-1, tiling.block_size))
-    group, width = q.shape[0], max(1, indices.shape[1])
-    outputs, sums = [], []
-    for panels in panels_of(tiling, None, width * tiling.block_size, group, k.shape[-1] + v.shape[-1], q.device):
-        arguments = (q, k_blocks, v_blocks, indices.long(), panels, selection, scale)
-        tracked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-        # Recomputed in the backward pass, so that no chunk's logits outlive it.
-        part = checkpoint(_attend_panels, *arguments, use_reentrant=False) if tracked else _attend_panels(*arguments)
-        outputs.append(part[0])
-        sums.append(part[1])
-    return torch.cat(outputs, dim=1)[:, : q.shape[1]], torch.cat(sums, dim=1)[:, : q.shape[1]]
+    batch, sets = selection.indices.shape[:2]
+    tail = -k.shape[2] % selection.block_size
+    for index in range(batch * sets):
+        b, s = divmod(index, sets)
+        heads, kv_head = slice(s * q.shape[1] // sets, (s + 1) * q.shape[1] // sets), s * k.shape[1] // sets
+        keys, values = (
+            torch.nn.functional.pad(x[b, kv_head].to(wide), (0, 0, 0, tail)).unflatten(0, (-1, selection.block_size))
+            for x in (k, v)
+        )
+        yield _Set(q[b, heads], keys, values, selection.indices[b, s].long(), selection, scale)
 
 
-def _attend_panels(
-    q: Tensor,
-    k_blocks: Tensor,
-    v_blocks: Tensor,
-    indices: Tensor,
-    panels: Panels,
-    selection: BlockSelection,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a chunk, in query order: [g, rows, Dv] and [g, rows]."""
-    tiling = selection.tiling
-    queries = panels.queries(q).to(k_blocks.dtype) * scale
-    nodes = indices[panels.tile]
+def _over_panels(part: _Set, compute: Callable[[_Set, Panels], Tensor]) -> Iterator[Tensor]:
+    """`compute` on every chunk of panels; recomputed in a backward pass, so that no chunk's logits outlive it."""
+    columns = max(1, part.indices.shape[1]) * part.selection.block_size
+    dims = part.keys.shape[-1] + part.values.shape[-1]
+    tracked = torch.is_grad_enabled() and any(x.requires_grad for x in (part.q, part.keys, part.values))
+    for panels in panels_of(part.selection.tiling, None, columns, part.q.shape[0], dims, part.q.device):
+        yield checkpoint(compute, part, panels, use_reentrant=False) if tracked else compute(part, panels)
+
+
+def _gather(part: _Set, panels: Panels) -> tuple[Tensor, Tensor, Tensor]:
+    """The panels' queries [P, g, rows, D], their union of blocks [P, U], and which keys a row sees [P, rows, U·C]."""
+    tiling = part.selection.tiling
+    nodes = part.indices[panels.tile]
     union, slot = unite(nodes)
     member = membership(nodes, slot, union.shape[1]) & (union >= 0)[:, None]
-    listed = union.clamp(min=0)
-    keys, values = k_blocks[listed].flatten(1, 2), v_blocks[listed].flatten(1, 2)
-    key = (union[..., None] * tiling.block_size + torch.arange(tiling.block_size, device=q.device)).flatten(1)
+    key = (union[..., None] * tiling.block_size + torch.arange(tiling.block_size, device=union.device)).flatten(1)
     last = panels.row + tiling.offset if tiling.causal else torch.full_like(panels.row, tiling.seq_len_kv - 1)
     seen = member.repeat_interleave(tiling.block_size, -1)[:, :, None] & (key[:, None, None] <= last[..., None])
-    logits = torch.bmm(queries.flatten(1, 3), keys.mT).unflatten(1, queries.shape[1:4])
-    logits = logits.masked_fill(~seen[:, :, None], -torch.inf)
-    row_sum = logits.logsumexp(-1, keepdim=True)
-    weights = (logits - torch.where(row_sum == -torch.inf, 0, row_sum)).exp()
-    output = torch.bmm(weights.flatten(1, 3), values).unflatten(1, queries.shape[1:4])
-    rows = output.permute(2, 0, 1, 3, 4).flatten(1, 3), row_sum[..., 0].permute(2, 0, 1, 3).flatten(1)
-    return rows
+    queries = panels.queries(part.q).transpose(1, 2).flatten(2, 3).to(part.keys.dtype)
+    return queries, union.clamp(min=0), seen.flatten(1, 2)
+
+
+def _attend(part: _Set, panels: Panels) -> Tensor:
+    """Output of a chunk in query order, [g, rows, Dv]: dense attention over the gathered blocks, under their mask."""
+    queries, union, seen = _gather(part, panels)
+    keys, values = (
+        x[union].flatten(1, 2)[:, None].expand(-1, queries.shape[1], -1, -1) for x in (part.keys, part.values)
+    )
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+        output = torch.nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=seen[:, None], scale=part.scale
+        )
+    return output.masked_fill(~seen.any(-1)[:, None, :, None], 0).transpose(0, 1).flatten(1, 2)
+
+
+def _log_sum_exp(part: _Set, panels: Panels) -> Tensor:
+    """Log-sum-exp of a chunk in query order, [g, rows]."""
+    queries, union, seen = _gather(part, panels)
+    logits = queries @ part.keys[union].flatten(1, 2)[:, None].mT * part.scale
+    return logits.masked_fill(~seen[:, None], -torch.inf).logsumexp(-1).transpose(0, 1).flatten(1)

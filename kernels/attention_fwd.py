@@ -33,10 +33,7 @@ LIST_CHUNK = tl.constexpr(128)
 def _fold(scores, row_max, row_sum, scale_log2, MASKED: tl.constexpr):
     """One online-softmax step, base 2: the weights of `scores` [M, N] and the new maxima, sums and rescaling factor [M]."""
     new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-    if MASKED:
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-    else:
-        shift = new_max
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max) if MASKED else new_max
     weights = tl.exp2(scores * scale_log2 - shift[:, None])
     rescale = tl.exp2(row_max - shift)
     return weights, new_max, row_sum * rescale + tl.sum(weights, 1), rescale
@@ -110,8 +107,10 @@ def _attend_fwd(
     indices_ptr += listed * width
     count = tl.load(counts_ptr + listed)
 
-    # [BLOCK_M, BLOCK_D]
-    q = tl.load(q_ptr + q_row[:, None] + offs_d[None, :], mask=row_mask[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
+    # tile [BLOCK_M, BLOCK_D]
+    q = tl.load(
+        q_ptr + q_row[:, None] + offs_d[None, :], mask=row_mask[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0
+    )
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
@@ -131,17 +130,17 @@ def _attend_fwd(
     for start in range(0, complete, STEP):
         if USE_TMA:
             first = tl.load(indices_ptr + start) * BLOCK_SIZE
-            # [BLOCK_N, BLOCK_D]
+            # tile [BLOCK_N, BLOCK_D]
             k = k_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_D)
         else:
-            # [BLOCK_N]
+            # tile [BLOCK_N]
             key = tl.load(indices_ptr + start + offs_n // BLOCK_SIZE) * BLOCK_SIZE + offs_n % BLOCK_SIZE
-            # [BLOCK_N, BLOCK_D]
+            # tile [BLOCK_N, BLOCK_D]
             k = _rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
-        # [BLOCK_M, BLOCK_N]
+        # tile [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, False)
-        # [BLOCK_N, BLOCK_DV]
+        # tile [BLOCK_N, BLOCK_DV]
         if USE_TMA:
             v = v_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_DV)
         else:
@@ -151,20 +150,20 @@ def _attend_fwd(
     for start in tl.range(complete, count, STEP, num_stages=1):
         slot = start + offs_n // BLOCK_SIZE
         slot_mask = (slot < count) & (offs_n < STEP * BLOCK_SIZE)
-        # [BLOCK_N]
+        # tile [BLOCK_N]
         key = tl.load(indices_ptr + slot, mask=slot_mask, other=0) * BLOCK_SIZE + offs_n % BLOCK_SIZE
         key_mask = slot_mask & (key < seq_len_kv)
         seen = key_mask[None, :]
         if IS_CAUSAL:
             seen = seen & (key[None, :] <= position[:, None])
         key = key.to(tl.int64)
-        # [BLOCK_N, BLOCK_D]
+        # tile [BLOCK_N, BLOCK_D]
         k_mask = key_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
         k = tl.load(k_tile + key[:, None] * k_strides[2], mask=k_mask, other=0.0)
-        # [BLOCK_M, BLOCK_N]
+        # tile [BLOCK_M, BLOCK_N]
         scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, True)
-        # [BLOCK_N, BLOCK_DV]
+        # tile [BLOCK_N, BLOCK_DV]
         v_mask = key_mask[:, None] & (offs_dv < HEAD_DIM_V)[None, :]
         v = tl.load(v_tile + key[:, None] * v_strides[2], mask=v_mask, other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
@@ -175,7 +174,9 @@ def _attend_fwd(
     lse = tl.where(empty, float("-inf"), (row_max + tl.log2(row_sum)) * 0.6931471805599453)
     out_row = (batch * heads + head) * seq_len_q + query
     out_mask = row_mask[:, None] & (offs_dv < HEAD_DIM_V)[None, :]
-    tl.store(out_ptr + out_row[:, None] * HEAD_DIM_V + offs_dv[None, :], out.to(out_ptr.dtype.element_ty), mask=out_mask)
+    tl.store(
+        out_ptr + out_row[:, None] * HEAD_DIM_V + offs_dv[None, :], out.to(out_ptr.dtype.element_ty), mask=out_mask
+    )
     tl.store(lse_ptr + out_row, lse, mask=row_mask)
 
 

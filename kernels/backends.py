@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk
-from pyramidbench.kernels.attention import _check_selection, sparse_attention_lse
+from pyramidbench.kernels.attention import _check, sparse_attention
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import WalkRules, route_reference
-from pyramidbench.problem import Problem, check_tensors
+from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
@@ -79,25 +79,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: fl
     Raises:
         ValueError: tensors or a selection that do not fit together, or gradients asked of the Triton forward.
     """
-    return attend_lse(q, k, v, selection, scale, backend)[0]
-
-
-def attend_lse(
-    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float, backend: Backend
-) -> tuple[Tensor, Tensor]:
-    """`attend` and each row's log-sum-exp, fp32 [B, H, M]."""
     if backend == "reference":
-        return sparse_attention_lse(q, k, v, selection, scale=scale)
+        return sparse_attention(q, k, v, selection, scale=scale)
     from pyramidbench.kernels import attention_fwd
 
-    check_tensors(q, k, v)
-    _check_selection(q, k, selection)
+    _check(q, k, v, selection)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
         raise ValueError(
             "the Triton attention has no backward yet, and an input requires a gradient; "
             "use implementation='reference', or torch.no_grad()"
         )
-    return attention_fwd.attend(q, k, v, selection, scale)
+    return attention_fwd.attend(q, k, v, selection, scale)[0]
 
 
 def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyramid:

@@ -1,7 +1,8 @@
 """The exact leaf of the walk on the GPU: the best K of each tile's candidates by their true log-mass.
 
 For a row i and a block: S_i = logsumexp over the block's keys x of s·q_i·k_x. Rows and heads join by one of
-sum_prob: Σ_i exp(S_i - Z_i), Z_i = logsumexp of S_i over the candidates and the forced blocks (as far as i sees them);
+sum_prob: Σ_i exp(S_i - Z_i), Z_i = logsumexp of S_i over the candidates and the forced blocks (their keys up to the
+tile's first query);
 sum_lse: Σ_h logsumexp over the head's rows; lse: logsumexp over all. (kernels.scores is the torch twin.)
 Tiling: one program = one (set, tile) at a time of a persistent grid. First pass: [rows, D] × [D, block] for each
 candidate; S goes to the program's slice of scratch (candidates × rows, a few KiB, in L2), Z is kept online. Second pass:
@@ -16,26 +17,22 @@ import triton
 import triton.language as tl
 
 from pyramidbench.kernels.route_walk import forced_interval, score_row
-from pyramidbench.kernels.top_k import best
+from pyramidbench.kernels.top_k import best, log_sum_exp
 
 
 @triton.jit
-def _block_mass(q, k_ptr, stride_n, block, seq_len_kv, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N: tl.constexpr):
-    """S [rows] of one block; keys after `last` [rows] (or after the end) are not seen."""
+def _block_mass(q, k_ptr, stride_n, block, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N: tl.constexpr):
+    """S [rows] of one block; keys after `last` are not seen."""
     offs_n = tl.arange(0, BLOCK_N)
     key = block * BLOCK_SIZE + offs_n
-    inside = (offs_n < BLOCK_SIZE) & (key < seq_len_kv)
-    # [BLOCK_N, BLOCK_D]
+    inside = (offs_n < BLOCK_SIZE) & (key <= last)
+    # tile [BLOCK_N, BLOCK_D]
     at = k_ptr + key.to(tl.int64)[:, None] * stride_n + offs_d[None, :]
     k = tl.load(at, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
-    # [rows, BLOCK_N]
+    # tile [rows, BLOCK_N]
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    logits = tl.where(inside[None, :] & (key[None, :] <= last[:, None]), logits, float("-inf"))
-    top = tl.max(logits, 1)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    mass = tl.sum(tl.exp(logits - shift[:, None]), 1)
-    mass = tl.where(mass > 0, shift + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
-    return mass
+    logits = tl.where(inside[None, :], logits, float("-inf"))
+    return log_sum_exp(logits, 1)
 
 
 @triton.jit
@@ -44,6 +41,18 @@ def _add_mass(top, total, mass):
     new = tl.maximum(top, mass)
     shift = tl.where(new == float("-inf"), 0.0, new)
     return new, total * tl.exp(top - shift) + tl.exp(mass - shift)
+
+
+@triton.jit
+def _join(mass, normaliser, heads, HEADS: tl.constexpr, ROWS: tl.constexpr, REDUCE: tl.constexpr):
+    """Scores [n] of blocks from their masses [n, HEADS·ROWS] (-inf outside the tile and the group)."""
+    if REDUCE == "sum_prob":
+        return tl.sum(tl.exp(mass - normaliser[None, :]), 1)
+    if REDUCE == "sum_lse":
+        # tile [n, HEADS]
+        by_head = log_sum_exp(tl.reshape(mass, [mass.shape[0], HEADS, ROWS]), 2)
+        return tl.sum(tl.where((tl.arange(0, HEADS) < heads)[None, :], by_head, 0.0), 1)
+    return log_sum_exp(mass, 1)
 
 
 @triton.jit
@@ -115,64 +124,45 @@ def _leaf(
             for head in range(0, GROUP, HEADS):
                 is_row = is_query & (head + index // ROWS < GROUP)
                 q_at = q_base + (head + index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
-                # [TALL, BLOCK_D]
+                # tile [TALL, BLOCK_D]
                 q = tl.load(
                     q_at[:, None] + offs_d[None, :], mask=is_row[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0
                 )
-                last = query * 0 + seq_len_kv
+                # What the tile's first query may not see must not move the set; candidates it sees whole.
+                last = seq_len_kv - 1
                 if IS_CAUSAL:
-                    last = query + seq_len_kv - seq_len_q
-                # Candidates are complete: every row sees all their keys.
+                    last = tl.minimum(last, first)
                 top = tl.full([TALL], float("-inf"), tl.float32)
                 total = tl.zeros([TALL], tl.float32)
                 for place in range(0, found):
                     which_block = tl.load(list_ptr + place)
                     mass = _block_mass(
-                        q, k_base, k_strides[2], which_block, seq_len_kv, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N
+                        q, k_base, k_strides[2], which_block, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N
                     )
-                    mass = tl.where(mass == mass, mass, float("-inf"))
                     tl.store(mass_ptr + place * TALL + index, mass)
                     top, total = _add_mass(top, total, mass)
                 if REDUCE == "sum_prob":
                     for place in range(0, forced):
                         which_block = tl.where(place < sink_end, place, local_start + place - sink_end)
                         mass = _block_mass(
-                            q, k_base, k_strides[2], which_block, seq_len_kv, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N
+                            q, k_base, k_strides[2], which_block, last, scale, offs_d, BLOCK_SIZE, HEAD_DIM, BLOCK_N
                         )
-                        mass = tl.where(mass == mass, mass, float("-inf"))
                         top, total = _add_mass(top, total, mass)
-                normaliser = top + tl.log(total)
+                normaliser = top + tl.log(tl.where(total > 0, total, 1.0))
                 tl.debug_barrier()
                 for start in range(0, found, CHUNK):
                     part = start + tl.arange(0, CHUNK)
-                    # [CHUNK, TALL]
+                    # tile [CHUNK, TALL]
                     mass = tl.load(
-                        mass_ptr + part[:, None] * TALL + index[None, :], mask=(part < found)[:, None], other=float("-inf")
+                        mass_ptr + part[:, None] * TALL + index[None, :],
+                        mask=(part < found)[:, None],
+                        other=float("-inf"),
                     )
-                    if REDUCE == "sum_prob":
-                        score = tl.sum(tl.where(is_row[None, :], tl.exp(mass - normaliser[None, :]), 0.0), 1)
-                        if head > 0:
-                            score += tl.load(score_ptr + part, mask=part < found, other=0.0)
-                    elif REDUCE == "sum_lse":
-                        # [CHUNK, HEADS, ROWS]
-                        mass = tl.reshape(tl.where(is_row[None, :], mass, float("-inf")), [CHUNK, HEADS, ROWS])
-                        peak = tl.max(mass, 2)
-                        peak = tl.where(peak == float("-inf"), 0.0, peak)
-                        joined = peak + tl.log(tl.sum(tl.exp(mass - peak[:, :, None]), 2))
-                        real = (head + tl.arange(0, HEADS) < GROUP)[None, :]
-                        score = tl.sum(tl.where(real, joined, 0.0), 1)
-                        if head > 0:
-                            score += tl.load(score_ptr + part, mask=part < found, other=0.0)
-                    else:
-                        mass = tl.where(is_row[None, :], mass, float("-inf"))
-                        peak = tl.max(mass, 1)
-                        peak = tl.where(peak == float("-inf"), 0.0, peak)
-                        score = peak + tl.log(tl.sum(tl.exp(mass - peak[:, None]), 1))
-                        if head > 0:
-                            before = tl.load(score_ptr + part, mask=part < found, other=0.0)
-                            peak = tl.maximum(before, score)
-                            peak = tl.where(peak == float("-inf"), 0.0, peak)
-                            score = peak + tl.log(tl.exp(before - peak) + tl.exp(score - peak))
+                    mass = tl.where(is_row[None, :], mass, float("-inf"))
+                    score = _join(mass, normaliser, GROUP - head, HEADS, ROWS, REDUCE)
+                    if head > 0:
+                        before = tl.load(score_ptr + part, mask=part < found, other=0.0)
+                        score = log_sum_exp(tl.join(before, score), 1) if REDUCE == "lse" else before + score
                     tl.debug_barrier()
                     tl.store(score_ptr + part, score, mask=part < found)
                 tl.debug_barrier()

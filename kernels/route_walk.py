@@ -20,11 +20,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyramidbench.kernels.top_k import best
+from pyramidbench.kernels.top_k import best, log_sum_exp
 
 
 @triton.jit
-def forced_interval(tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL: tl.constexpr):
+def forced_interval(
+    tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL: tl.constexpr
+):
     """(first position, sink_end, local_start, local_end) of a tile: kernels' form of `Tiling.forced`."""
     offset = seq_len_kv - seq_len_q
     first = tile * QUERY_TILE + offset
@@ -53,7 +55,17 @@ def score_row(row, tile, QUERY_TILE, seq_len_q, ROWS: tl.constexpr):
 
 @triton.jit
 def _mean_query(
-    q_ptr, stride_h, stride_m, first, held, group, scale, offs_d, HEAD_DIM, CHUNK: tl.constexpr, HAS_BOUNDS: tl.constexpr
+    q_ptr,
+    stride_h,
+    stride_m,
+    first,
+    held,
+    group,
+    scale,
+    offs_d,
+    HEAD_DIM,
+    CHUNK: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
 ):
     """Σ over heads of the positive and the negative part of the tile's mean query, times scale: two [BLOCK_D], fp32."""
     high = tl.zeros([offs_d.shape[0]], tl.float32)
@@ -62,7 +74,7 @@ def _mean_query(
         total = tl.zeros([offs_d.shape[0]], tl.float32)
         for start in tl.range(0, held, CHUNK, num_stages=2):
             row = start + tl.arange(0, CHUNK)
-            # [CHUNK, BLOCK_D]
+            # tile [CHUNK, BLOCK_D]
             at = q_ptr + head * stride_h + (first + row)[:, None] * stride_m + offs_d[None, :]
             q = tl.load(at, mask=(row < held)[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
             total += tl.sum(q.to(tl.float32), 0)
@@ -103,22 +115,28 @@ def _join_rows(logits, row_mask, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """Σ over heads of logsumexp over rows: [n] from logits [HEADS·ROWS, n]; rows outside the mask do not count."""
     logits = tl.where(row_mask[:, None], logits, float("-inf"))
     if HEADS == 1:
-        top = tl.max(logits, 0)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        joined = top + tl.log(tl.sum(tl.exp(logits - top[None, :]), 0))
-        return tl.where(joined == joined, joined, float("-inf"))
-    logits = tl.reshape(logits, [HEADS, ROWS, logits.shape[1]])
-    top = tl.max(logits, 1)
-    top = tl.where(top == float("-inf"), 0.0, top)
-    joined = top + tl.log(tl.sum(tl.exp(logits - top[:, None, :]), 1))
-    # NaN counts as -inf; a head that only pads adds nothing.
-    joined = tl.where(joined == joined, joined, float("-inf"))
+        return log_sum_exp(logits, 0)
+    joined = log_sum_exp(tl.reshape(logits, [HEADS, ROWS, logits.shape[1]]), 1)
+    # A head that only pads adds nothing.
     real = tl.max(tl.reshape(row_mask.to(tl.int32), [HEADS, ROWS]), 1) > 0
     return tl.sum(tl.where(real[:, None], joined, 0.0), 0)
 
 
 @triton.jit
-def _load_rows(q_base, head, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS: tl.constexpr, ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr):
+def _load_rows(
+    q_base,
+    head,
+    tile,
+    q_strides,
+    seq_len_q,
+    QUERY_TILE,
+    offs_d,
+    HEAD_DIM,
+    GROUP,
+    HEADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCORE_ROWS: tl.constexpr,
+):
     """The scoring rows of HEADS heads from `head` on: q⁺ and q⁻ [HEADS·ROWS, BLOCK_D], q itself, and their mask."""
     index = tl.arange(0, HEADS * ROWS)
     query, row_mask = score_row(index % ROWS, tile, QUERY_TILE, seq_len_q, SCORE_ROWS)
@@ -194,11 +212,11 @@ def _walk(
                 q_base, q_strides[1], q_strides[2], tile.to(tl.int64) * QUERY_TILE, held, GROUP, scale, offs_d,
                 HEAD_DIM, 32, HAS_BOUNDS,
             )  # fmt: skip
-            # [16, BLOCK_D]
+            # tile [16, BLOCK_D]
             high = _split(high, 16, nodes_ptr.dtype.element_ty)
             low = _split(low, 16, nodes_ptr.dtype.element_ty)
         elif GROUP <= HEADS:
-            # [HEADS·ROWS, BLOCK_D]
+            # tile [HEADS·ROWS, BLOCK_D]
             q, high, low, row_mask = _load_rows(
                 q_base, 0, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS, ROWS, SCORE_ROWS
             )
@@ -233,14 +251,16 @@ def _walk(
                     above = tl.load(list_ptr + place // BRANCHING, mask=place < listed, other=-1)
                     here = tl.where(at_start, lo + place, above * BRANCHING + place % BRANCHING)
                     real = (place < slots) & (here >= lo) & (here < hi)
-                    # [CHUNK, BLOCK_D]
+                    # tile [CHUNK, BLOCK_D]
                     at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
                     mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
                     u = tl.load(at, mask=mask, other=0.0)
                     w = u
                     if HAS_BOUNDS:
                         w = tl.load(at + HEAD_DIM, mask=mask, other=0.0)
-                    keys = tl.minimum(seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE)
+                    keys = tl.minimum(
+                        seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE
+                    )
                     log_keys = tl.log(tl.maximum(keys, 1).to(tl.float32))
                     if IS_MEAN:
                         score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * log_keys

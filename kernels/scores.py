@@ -65,14 +65,14 @@ def block_scores(
 
     keys: [blocks, c, D], the keys of each block or means of its parts; log_weight: [blocks, c], added to the logits (the
     logarithm of a part's key count, -inf for a place past the last key), or None when all are 0.
-    visible: bool [P, share, R, U, c]; False hides a key from a row.
+    visible: bool [P, share, U, c]; False hides a key from all rows of a tile.
     """
     size = keys.shape[1]
     logits = _logits(queries, keys, union).unflatten(-1, (-1, size))
     if log_weight is not None:
         logits = logits + _pick(log_weight, union)
     if visible is not None:
-        logits = logits.masked_fill(~visible[:, :, None], -torch.inf)
+        logits = logits.masked_fill(~visible[:, :, None, None], -torch.inf)
     high = logits.amax(-1, keepdim=True)
     high = torch.where(high == -torch.inf, 0, high)
     return logits.sub_(high).exp_().sum(-1).log_().add_(high[..., 0])

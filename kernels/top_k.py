@@ -1,4 +1,4 @@
-"""Top-K of a register vector in one program: a threshold by bisection, then compaction by the caller.
+"""Top-K and logsumexp of register tensors in one program. Top-K is a threshold by bisection; the caller compacts.
 
 Scores become integers in the same order (NaN and -inf count as the lowest score). The K-th highest is found by bisection
 between the lowest and the highest of them, with early exit once a threshold parts exactly K from the rest; ties at the
@@ -35,3 +35,12 @@ def best(scores, allowed, count):
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
     return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
+
+
+@triton.jit
+def log_sum_exp(x, AXIS: tl.constexpr):
+    """logsumexp over one axis; -inf where all are, and NaN counts as -inf."""
+    top = tl.max(x, AXIS)
+    top = tl.where((top > float("-inf")) & (top < float("inf")), top, 0.0)
+    total = tl.sum(tl.exp(x - tl.expand_dims(top, AXIS)), AXIS)
+    return tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), float("-inf"))

@@ -33,7 +33,6 @@ from pyramidbench.kernels.scores import (
 from pyramidbench.selection import merge, ranked_count, stack_lists, top_indices, top_n_indices
 from pyramidbench.tiling import Forced, Tiling
 
-
 _Score = Callable[[Tensor | None, int, int | None], Tensor]
 
 
@@ -156,12 +155,10 @@ class _Walk:
     def __init__(self, panels: Panels, queries: Tensor, keys: _Keys, tiling: Tiling, rules: WalkRules) -> None:
         self.keys, self.tiling, self.rules = keys, tiling, rules
         self.tile = panels.tile
-        self.position = panels.row + tiling.offset
         self.real = panels.real
         if rules.tile_reduce == "mean":
             queries = mean_query(queries, panels.real)
-            self.position = tiling.first_position(panels.tile)[..., None]
-            self.real = torch.ones_like(self.position, dtype=torch.bool)
+            self.real = torch.ones_like(panels.real[..., :1])
         self.queries = queries
         self.summary_queries = split_signs(queries) if keys.pyramid.has_bounds else queries
         self.forced: Forced = tiling.forced(self.tile.flatten(), rules.sink_blocks, rules.local_blocks)
@@ -254,37 +251,37 @@ class _Walk:
     def leaf_scores(self, nodes: Tensor | None, level: int, first: int | None) -> Tensor:
         """Block scores [P, share, A] with the heads joined."""
         assert level == 0
-        union, slot, member = first, None, None
-        if nodes is not None:
-            union, slot = unite(nodes)
-            member = membership(nodes, slot, union.shape[1])
-        elif self.tiling.causal:
-            assert first is not None
-            member = self.rankable(torch.arange(first, device=self.tile.device).expand(*self.tile.shape, -1), 0)
-        assert union is not None
-        scores = block_scores(self.queries, self.keys.blocks, self.keys.log_weight, union)
         forced = self.forced_scores() if self.rules.head_reduce == "sum_prob" else None
-        joined = join_heads(scores, self.real, member, forced, self.rules.head_reduce)
-        return joined if slot is None else joined.gather(-1, slot)
+        if nodes is None:
+            assert first is not None
+            scores = block_scores(self.queries, self.keys.blocks, self.keys.log_weight, first)
+            member = self.rankable(torch.arange(first, device=self.tile.device).expand(*self.tile.shape, -1), 0)
+            return join_heads(scores, self.real, member, forced, self.rules.head_reduce)
+        union, slot = unite(nodes)
+        scores = block_scores(self.queries, self.keys.blocks, self.keys.log_weight, union)
+        member = membership(nodes, slot, union.shape[1])
+        return join_heads(scores, self.real, member, forced, self.rules.head_reduce).gather(-1, slot)
 
     def forced_scores(self) -> Tensor | None:
-        """Block scores of the forced blocks, as far as each row sees them: [P, share, G, R, F]."""
+        """Block scores of the forced blocks, as far as the tile's first query sees them: [P, share, G, R, F].
+
+        Later rows of the tile see more of them; but a key that the first query may not see must not move the tile's
+        set, or the first query's output would depend on its future.
+        """
         if self.forced_list.shape[-1] == 0:
             return None
         union, slot = unite(self.forced_list)
-        member = membership(self.forced_list, slot, union.shape[1])
-        visible = member[:, :, None, :, None]
+        visible = membership(self.forced_list, slot, union.shape[1])[..., None].expand(
+            -1, -1, -1, self.keys.blocks.shape[1]
+        )
         if self.tiling.causal:
-            part = self.part_starts()
-            visible = visible & (
-                union[:, None, None, :, None] * self.tiling.block_size + part <= self.position[..., None, None]
-            )
-        else:
-            visible = visible.expand(*self.position.shape, -1, self.keys.blocks.shape[1])
+            end = union[:, None, :, None] * self.tiling.block_size + self.part_ends()
+            end = end.clamp(max=self.tiling.seq_len_kv - 1)
+            visible = visible & (end <= self.tiling.first_position(self.tile)[..., None, None])
         return block_scores(self.queries, self.keys.blocks, self.keys.log_weight, union, visible)
 
-    def part_starts(self) -> Tensor:
-        """Offset in its block of each key (or of each part's first key), [c]."""
+    def part_ends(self) -> Tensor:
+        """Offset in its block of each key (or of each part's last key), [c]."""
         parts = self.keys.blocks.shape[1]
         size = -(-self.tiling.block_size // parts)
-        return torch.arange(parts, device=self.tile.device) * size
+        return ((torch.arange(parts, device=self.tile.device) + 1) * size).clamp(max=self.tiling.block_size) - 1

@@ -13,7 +13,7 @@ from pyramidbench.kernels.pyramid import walked_levels
 from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
-from pyramidbench.tiling import Tiling
+from pyramidbench.tiling import Forced, Tiling
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ScoredNodes:
 
 
 def walk_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[StageCost, StageCost]:
-    """The build and route stages. Node counts are exact at the start level and upper bounds below it."""
+    """The build and route stages. Node counts are exact when causal, else upper bounds (by a last node's missing children)."""
     levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
     scored = scored_nodes(tiling, rules, levels)
     heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
@@ -63,7 +63,8 @@ def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
     lists = 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
     head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-    return pyramid + lists + head_copies + 6.0 * 4 * CHUNK_ELEMENTS
+    logits = min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+    return pyramid + lists + head_copies + 6.0 * 4 * logits
 
 
 def nodes_in(blocks: int, branching: int, levels: int) -> int:
@@ -84,29 +85,28 @@ def scored_nodes(tiling: Tiling, rules: WalkRules, levels: int) -> ScoredNodes:
         torch.ones_like(held) if rules.tile_reduce == "mean" else held.clamp(max=rules.score_rows or tiling.query_tile)
     )
     summary = children = read_nodes = 0.0
-    arriving: Tensor | None = None
+    rankable = rankable_nodes(tiling, tile, forced, rules.branching ** (levels - 1))
+    arrived = rankable
     for level in range(levels - 1, 0, -1):
-        span = rules.branching**level
-        rankable = rankable_nodes(tiling, tile, forced.sink_end, forced.local_start, span)
-        rankable = rankable if arriving is None else torch.minimum(rankable, arriving)
-        scored = torch.where(rankable > rules.inner_width(), rankable, 0)
+        scored = ranked_by_score(arrived, rules.inner_width())
         if rules.node_score == "children":
             children += float((scored * rows).sum())
         else:
             summary += float((scored * rows).sum())
         read_nodes += float(scored.sum())
-        opened = rankable.clamp(max=rules.inner_width()) + forced.count().clamp(max=forced_width(tiling, rules, span))
-        arriving = opened * rules.branching
-    rankable = tiling.eligible(tile, forced)
-    rankable = rankable if arriving is None else torch.minimum(rankable, arriving)
+        below = rankable_nodes(tiling, tile, forced, rules.branching ** (level - 1))
+        # All children of a rankable node are rankable; the others below are children of forced nodes, always opened.
+        opened = below - rules.branching * rankable + childless(tiling, rules.branching, level)
+        arrived, rankable = arrived.clamp(max=rules.inner_width()) * rules.branching + opened, below
     keep = ranked_count(rules.top_k, forced, rules.forced_in_budget)
     limit = None if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
     if rules.leaf_score == "summary":
-        by_summary, exact = torch.where(rankable > keep, rankable, 0), torch.zeros_like(rankable)
+        by_summary, exact = ranked_by_score(arrived, keep), torch.zeros_like(arrived)
     else:
-        by_summary = torch.zeros_like(rankable) if limit is None else torch.where(rankable > limit, rankable, 0)
-        left = rankable if limit is None else rankable.clamp(max=limit)
-        exact = torch.where(left > keep, left + (forced.count() if rules.head_reduce == "sum_prob" else 0), 0)
+        by_summary = torch.zeros_like(arrived) if limit is None else ranked_by_score(arrived, limit)
+        exact = ranked_by_score(arrived if limit is None else arrived.clamp(max=limit), keep)
+        if rules.head_reduce == "sum_prob":
+            exact = exact + forced.count() * (exact > 0)
     return ScoredNodes(
         by_summary=summary + float((by_summary * rows).sum()),
         by_children=children,
@@ -116,15 +116,22 @@ def scored_nodes(tiling: Tiling, rules: WalkRules, levels: int) -> ScoredNodes:
     )
 
 
-def rankable_nodes(tiling: Tiling, tile: Tensor, sink_end: Tensor, local_start: Tensor, span: int) -> Tensor:
+def ranked_by_score(nodes: Tensor, keep: Tensor | int) -> Tensor:
+    """Nodes that need a score: all of them, or none where every one stays or none may."""
+    return torch.where((nodes > keep) & (torch.as_tensor(keep) > 0), nodes, 0)
+
+
+def rankable_nodes(tiling: Tiling, tile: Tensor, forced: Forced, span: int) -> Tensor:
     """Complete nodes of `span` blocks that hold no forced block, per tile."""
     if not tiling.causal:
-        return (-(-tiling.blocks // span) - -(-sink_end // span)).clamp(min=0)
+        return (-(-tiling.blocks // span) - -(-forced.sink_end // span)).clamp(min=0)
     complete = (tiling.first_position(tile) + 1).clamp(min=0) // (span * tiling.block_size)
-    return (torch.minimum(complete, local_start // span) - -(-sink_end // span)).clamp(min=0)
+    return (torch.minimum(complete, forced.local_start // span) - -(-forced.sink_end // span)).clamp(min=0)
 
 
-def forced_width(tiling: Tiling, rules: WalkRules, span: int) -> int:
-    """At most this many nodes of a level hold forced blocks."""
-    local = rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
-    return -(-rules.sink_blocks // span) + local // span + 2
+def childless(tiling: Tiling, branching: int, level: int) -> int:
+    """Children that the last node of a level lacks; when causal, that node is complete only where it is forced."""
+    if tiling.causal:
+        return 0
+    span: int = branching ** (level - 1)
+    return branching * -(-tiling.blocks // (span * branching)) - -(-tiling.blocks // span)

@@ -14,7 +14,7 @@ from pyramidbench.kernels import backends
 from pyramidbench.method import BlockMethod, Kind
 from pyramidbench.oracle import CHUNK_ELEMENTS, block_mass
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection, ranked_count, stack_lists, top_blocks
+from pyramidbench.selection import BlockSelection, ranked_count, top_blocks
 from pyramidbench.stages import stage
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from pyramidbench.cost import Cost, attention_cost
 from pyramidbench.kernels import backends
+from pyramidbench.kernels.pyramid import walked_levels
 from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import walk_cost, walk_workspace
-from pyramidbench.method import BlockMethod, NonNegative, Positive
+from pyramidbench.method import BlockMethod, Positive
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.stages import stage
@@ -75,6 +76,9 @@ class PyramidTopK(BlockMethod):
 
     def _attend_backend(self, problem: Problem) -> backends.Backend:
         return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
+
+    def walked_levels(self, problem: Problem) -> int:
+        return walked_levels(self.levels, self.tiling(problem).blocks, self.branching, self.start_width)
 
     def rules(self, problem: Problem) -> WalkRules:
         return WalkRules(

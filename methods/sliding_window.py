@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -12,7 +12,7 @@ from pyramidbench.cost import Cost, StageCost, attention_cost
 from pyramidbench.kernels import backends
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
+from pyramidbench.selection import BlockSelection, ranked_count
 from pyramidbench.stages import stage
 
 
@@ -42,10 +42,9 @@ class SlidingWindow(BlockMethod):
         tiling = self.tiling(problem)
         tile = torch.arange(tiling.tiles, device=q.device)
         with stage("route"):
-            window = self.top_k
-            if self.forced_in_budget:
-                window = max(0, self.top_k - self.sinks(problem) - self.locals(problem))
-            listed = tiling.forced(tile, self.sinks(problem), self.locals(problem) + window).list()
+            forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
+            window = ranked_count(self.top_k, forced, self.forced_in_budget)
+            listed = replace(forced, local_start=(forced.local_start - window).clamp(min=0)).list()
         return BlockSelection.from_indices(listed.expand(k.shape[0], k.shape[1], -1, -1), tiling)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:

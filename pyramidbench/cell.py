@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from pyramidbench.method import BlockMethod, Method
+from pyramidbench.method import Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
 
@@ -73,7 +74,6 @@ class Cell(BaseModel):
             direction="forward",
         )
 
-    def shared_budget(self) -> BlockMethod | None:
-        """The block budget that quality is judged at; None for a method without blocks."""
-        method = self.make_method()
-        return method if isinstance(method, BlockMethod) else None
+    def all_parameters(self) -> str:
+        """Every parameter of the method, preset and defaults included, as JSON."""
+        return json.dumps(dataclasses.asdict(self.make_method()))

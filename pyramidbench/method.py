@@ -99,6 +99,10 @@ class BlockMethod(Method):
         """Local blocks in force: as given, or 2 when causal and 0 when not."""
         return self.local_blocks if self.local_blocks is not None else 2 * int(problem.causal)
 
+    def walked_levels(self, problem: Problem) -> int:  # noqa: ARG002 - depends on the problem in a hierarchy
+        """Levels of the search, the block level included: 1 for a single pass or none."""
+        return 1
+
     def planned(self, problem: Problem) -> PlannedBlocks:
         """Blocks and pairs that the budget comes to, per head."""
         return planned_blocks(

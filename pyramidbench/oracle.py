@@ -62,10 +62,14 @@ def exact_rows(
     scale: float,
     tiles: Tensor,
     selection: BlockSelection | None = None,
+    precision: torch.dtype | None = None,
 ) -> ExactRows:
-    """Exact attention on the given tiles; with a selection, restricted to its blocks. Sums in fp32 (fp64 for fp64)."""
+    """Exact attention on the given tiles; with a selection, restricted to its blocks.
+
+    Everything is computed in `precision` (default fp32, or fp64 for fp64 inputs), one head at a time.
+    """
     check_tensors(q, k, v)
-    wide = torch.promote_types(q.dtype, torch.float32)
+    wide = precision or torch.promote_types(q.dtype, torch.float32)
     batch, heads, kv_heads = q.shape[0], q.shape[1], k.shape[1]
     group = heads // kv_heads
     mass = torch.zeros((batch, heads, len(tiles), tiling.blocks), dtype=wide, device=q.device)
@@ -90,10 +94,10 @@ def exact_rows(
     return ExactRows(mass, output)
 
 
-def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device) -> Tensor:
-    """Evenly spaced tiles whose rows × keys × heads stay within `elements` (at least 16 tiles), ascending; all if they fit."""
+def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device, *, fewest: int = 16) -> Tensor:
+    """Evenly spaced tiles whose rows × keys × heads stay within `elements` (but `fewest` at least), ascending."""
     affordable = elements // max(1, tiling.query_tile * tiling.seq_len_kv * heads)
-    count = min(tiling.tiles, max(16, affordable))
+    count = min(tiling.tiles, max(fewest, affordable))
     return ((2 * torch.arange(count, device=device) + 1) * tiling.tiles) // (2 * count)
 
 

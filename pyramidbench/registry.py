@@ -84,7 +84,7 @@ def create(spec: str, parameters: Mapping[str, object] | None = None) -> Method:
 
 def describe(error: ValidationError) -> str:
     """A pydantic error as one line: each value that was given, and what is accepted."""
-    parts = {}
+    parts: dict[tuple[str, str], list[str]] = {}
     for item in error.errors():
         where = ".".join(str(step) for step in item["loc"] if not _is_branch(step)) or "value"
         parts.setdefault((where, repr(item["input"])), []).append(item["msg"][:1].lower() + item["msg"][1:])

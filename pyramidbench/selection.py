@@ -90,21 +90,33 @@ class BlockSelection:
         """
         from torch.nn.attention.flex_attention import BlockMask
 
+        tiling = self.tiling
         group = (heads or self.indices.shape[1]) // self.indices.shape[1]
-        mask = self.mask().repeat_interleave(group, dim=1)
-        order = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
-        offset = self.tiling.offset
+        listed = self.mask().repeat_interleave(group, dim=1)
+        tile, block = (torch.arange(n, device=listed.device) for n in (tiling.tiles, tiling.blocks))
+        # Blocks that every query of the tile sees whole need no element mask in a compiled kernel.
+        whole = listed & tiling.complete(block, tile[:, None], tiling.block_size)
+        whole &= (block + 1) * tiling.block_size <= tiling.seq_len_kv
+        partly = listed & ~whole
 
-        def causal_mask(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return key <= query + offset
+        def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            # Without torch.compile, FlexAttention looks at this function alone and not at the lists.
+            kept = listed[batch, head, query // tiling.query_tile, key // tiling.block_size]
+            return kept & (key <= query + tiling.offset) if tiling.causal else kept
 
         return BlockMask.from_kv_blocks(
-            mask.sum(-1, dtype=torch.int32),
-            order,
+            *_first_listed(partly),
+            *_first_listed(whole),
             BLOCK_SIZE=(self.query_tile, self.block_size),
-            mask_mod=causal_mask if self.causal else None,
+            mask_mod=seen,
             seq_lengths=(self.seq_len_q, self.seq_len_kv),
         )
+
+
+def _first_listed(mask: Tensor) -> tuple[Tensor, Tensor]:
+    """How many places of the last dimension are True, and all places with those first; both int32."""
+    order = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return mask.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:

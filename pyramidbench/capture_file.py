@@ -1,0 +1,238 @@
+"""The capture file: q, k and v of chosen layers of a model, one .safetensors, written layer by layer, read by slices.
+
+Tensors `layer.{i}.q` [1, H, N, D], `layer.{i}.k` [1, G, N, D] and `layer.{i}.v` [1, G, N, Dv], q and k after the
+position encoding. Metadata says where they come from; its keys are the fields of CaptureMetadata, all text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pyramidbench.errors import UserError
+
+FORMAT = "pyramidbench-capture"
+VERSION = "1"
+DTYPE_CODES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+
+
+@dataclass(frozen=True)
+class CaptureMetadata:
+    """What a capture says about itself. `scale` is the model's softmax scale; None is an unknown or absent value.
+
+    `model` is a hub name, a folder's or a file's name; `model_sha256` the checksum of its weights where they are one
+    file. `text` labels the text, `text_sha256` is that of the whole text, of which `tokens` tokens were used.
+    """
+
+    model: str
+    model_sha256: str | None
+    text: str
+    text_sha256: str
+    tokens: int
+    layers: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    rope_theta: float | None
+    scale: float
+    created_by: str
+    format: str = FORMAT
+    version: str = VERSION
+
+    def to_text(self) -> dict[str, str]:
+        """The fields as safetensors metadata, each as JSON unless it is text already; None is left out."""
+        values = dataclasses.asdict(self)
+        return {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in values.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_text(cls, text: dict[str, str]) -> CaptureMetadata:
+        """The inverse of `to_text`. Raises pydantic's ValidationError where a key is missing or has a wrong value."""
+        optional = {"model_sha256": None, "rope_theta": None}
+        values = {key: json.loads(value) if key == "layers" else value for key, value in text.items()}
+        return TypeAdapter(cls).validate_python({**optional, **values})
+
+
+@dataclass(frozen=True)
+class InputDescription:
+    """A capture's sizes and origin, as its header gives them. Lengths in tokens; `dtype` is the stored one."""
+
+    path: Path
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    head_dim_v: int
+    seq_len: int
+    layers: tuple[int, ...]
+    scale: float
+    dtype: str
+    metadata: CaptureMetadata
+
+    @property
+    def label(self) -> str:
+        """Model and text, such as "smollm2-135m-instruct:python-stdlib"."""
+        return f"{self.metadata.model.rpartition('/')[2].lower()}:{self.metadata.text}"
+
+
+def describe_capture(path: Path) -> InputDescription:
+    """What a capture holds; reads its header only.
+
+    Raises:
+        UserError: the file is missing, damaged, or no capture of this version; the message is one line.
+    """
+    if not path.is_file():
+        raise UserError(
+            f"input '{path}' is not a file; give a capture's path, or make one with `pyramidbench capture`."
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _describe(path, file)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"input '{path}' is damaged or not a safetensors file ({_one_line(error)}); "
+            "make it again with `pyramidbench capture`."
+        ) from None
+
+
+def read_layer(path: Path, layer: int, queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of one layer for the first `keys` tokens, q of the last `queries` of those, in the stored dtype.
+
+    The file is mapped into memory: only these slices are read. The sizes must be within the description's.
+    """
+    with safe_open(path, framework="pt") as file:
+        q = file.get_slice(f"layer.{layer}.q")[:, :, keys - queries : keys]
+        k = file.get_slice(f"layer.{layer}.k")[:, :, :keys]
+        v = file.get_slice(f"layer.{layer}.v")[:, :, :keys]
+    return q, k, v
+
+
+class CaptureWriter:
+    """Writes a capture layer by layer: nothing but the layer at hand is in memory, and nothing is copied twice.
+
+    The tensors go behind a gap that is large enough for the header; `finish` fills the gap. safetensors allows padding
+    with spaces there. The file bears a temporary name until it is whole; leaving the context early removes it.
+    """
+
+    def __init__(self, out: Path, layers: int) -> None:
+        """Raises UserError where `out` cannot be written."""
+        self.out = out
+        self.header_bytes = 8192 + 512 * layers
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.offset = 0
+        self.temporary = out.with_name(f".{out.name}.{os.getpid()}.part")
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self.temporary.open("wb")
+        except OSError as error:
+            raise UserError(
+                f"'{out}' cannot be written: {error.strerror}; give another path for the capture."
+            ) from None
+        self.file.write(b" " * (8 + self.header_bytes))
+
+    def add(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Append one layer's tensors, all of one dtype among DTYPE_CODES."""
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            data = tensor.detach().contiguous().cpu()
+            end = self.offset + data.nbytes
+            self.entries[f"layer.{layer}.{name}"] = {
+                "dtype": DTYPE_CODES[data.dtype],
+                "shape": list(data.shape),
+                "data_offsets": [self.offset, end],
+            }
+            self.file.write(data.view(torch.uint8).flatten().numpy().data)
+            self.offset = end
+
+    def finish(self, metadata: CaptureMetadata) -> None:
+        """Write the header and give the file its name, replacing an older one."""
+        header = json.dumps({"__metadata__": metadata.to_text(), **self.entries}).encode()
+        assert len(header) <= self.header_bytes, "the gap for the header is too small"
+        self.file.seek(0)
+        self.file.write(self.header_bytes.to_bytes(8, "little") + header.ljust(self.header_bytes))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        self.temporary.replace(self.out)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.file.close()
+        self.temporary.unlink(missing_ok=True)
+
+
+def _describe(path: Path, file: Any) -> InputDescription:
+    text = file.metadata() or {}
+    if text.get("format") != FORMAT or text.get("version") != VERSION:
+        raise UserError(
+            f"input '{path}' is no capture of format {FORMAT} {VERSION}: its metadata says "
+            f"{text.get('format', 'nothing')} {text.get('version', '')}".rstrip()
+            + "; make one with `pyramidbench capture`."
+        )
+    try:
+        metadata = CaptureMetadata.from_text(text)
+    except (ValidationError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"input '{path}' has wrong metadata ({_one_line(error)}); make it again with `pyramidbench capture`."
+        ) from None
+    names = set(file.keys())
+    for layer in metadata.layers:
+        _check_layer(path, file, names, layer, metadata)
+    return InputDescription(
+        path=path,
+        batch=1,
+        heads=metadata.heads,
+        kv_heads=metadata.kv_heads,
+        head_dim=metadata.head_dim,
+        head_dim_v=metadata.head_dim_v,
+        seq_len=metadata.tokens,
+        layers=metadata.layers,
+        scale=metadata.scale,
+        dtype=_stored_dtype(file, metadata.layers),
+        metadata=metadata,
+    )
+
+
+def _check_layer(path: Path, file: Any, names: set[str], layer: int, metadata: CaptureMetadata) -> None:
+    keys = (1, metadata.kv_heads, metadata.tokens)
+    expected = {
+        "q": (1, metadata.heads, metadata.tokens, metadata.head_dim),
+        "k": (*keys, metadata.head_dim),
+        "v": (*keys, metadata.head_dim_v),
+    }
+    for tensor, shape in expected.items():
+        name = f"layer.{layer}.{tensor}"
+        found = tuple(file.get_slice(name).get_shape()) if name in names else None
+        if found != shape:
+            what = "lacks" if found is None else f"holds as {list(found)}"
+            raise UserError(
+                f"input '{path}' {what} the tensor {name} {list(shape)} that its metadata promises; "
+                "make it again with `pyramidbench capture`."
+            )
+
+
+def _stored_dtype(file: Any, layers: tuple[int, ...]) -> str:
+    codes = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_CODES.items()}
+    code = str(file.get_slice(f"layer.{layers[0]}.k").get_dtype())
+    return codes.get(code, code)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

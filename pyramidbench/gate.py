@@ -1,0 +1,134 @@
+"""The gate: what a method must show before it is timed. A cell that fails has no speed.
+
+Shape, dtype and finite values; the output against fp64 under the method's own blocks, within what a plain computation in
+the same dtype gets; lists in range, ascending, without repeats or future blocks; inputs unmodified; and no look-ahead:
+with later keys and values replaced by garbage, all earlier queries choose the same blocks and get the same outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyramidbench.method import BlockMethod, Method
+from pyramidbench.oracle import exact_rows, sample_tiles
+from pyramidbench.problem import DTYPES, Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+GATE_ELEMENTS = 1 << 24
+"""Logits that the comparison may compute: a few tiles at long lengths, all of them at short ones."""
+POISON = 50.0
+
+
+class GateFailure(Exception):
+    """The method computed something wrong; the message says what."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What came out of a call that passed: its largest error against fp64, and how large it might have been."""
+
+    selection: BlockSelection | None
+    output: Tensor
+    error: float
+    allowed: float
+
+
+def check_call(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Passed:
+    """Run the method once and check everything but look-ahead.
+
+    Raises:
+        GateFailure: the first fault found.
+    """
+    copies = [tensor.clone() for tensor in (q, k, v)]
+    selection = method.select(q, k, problem)
+    output = method.attend(q, k, v, selection, problem)
+    for name, tensor, copy in zip("qkv", (q, k, v), copies, strict=True):
+        if not torch.equal(tensor, copy):
+            raise GateFailure(f"the method changed its input {name}")
+    expected = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim_v)
+    if tuple(output.shape) != expected or output.dtype != DTYPES[problem.dtype]:
+        raise GateFailure(f"the output is {tuple(output.shape)} {output.dtype}; expected {expected} {problem.dtype}")
+    if not bool(output.isfinite().all()):
+        raise GateFailure("the output holds NaN or infinity")
+    if selection is not None:
+        try:
+            selection.check()
+        except ValueError as error:
+            raise GateFailure(str(error)) from None
+    error, allowed = _errors(method, q, k, v, problem, selection, output)
+    if error > allowed:
+        raise GateFailure(f"output error {error:.3g} against fp64 under the method's own blocks; allowed {allowed:.3g}")
+    return Passed(selection, output, error, allowed)
+
+
+def check_causal(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem, passed: Passed) -> None:
+    """Replace the last two fifths of the keys and values, and demand the same earlier choices and outputs.
+
+    Choices must be identical. Outputs may differ by what rounding may, for kernels whose order of summation depends on
+    what else is in the batch; garbage of this size passes that bar with any weight above about 1e-7 in fp32.
+    A bound may look at all of a tile's rows, so only tiles that end before the garbage are compared.
+
+    Raises:
+        GateFailure: a choice or an output of an earlier query moved.
+    """
+    first = problem.seq_len_kv * 3 // 5 + 1
+    rows = first - (problem.seq_len_kv - problem.seq_len_q)
+    if method.kind == "bound" and isinstance(method, BlockMethod):
+        rows -= rows % method.query_tile
+    if not problem.causal or rows <= 0 or first >= problem.seq_len_kv:
+        return
+    generator = torch.Generator(device=k.device).manual_seed(1)
+    garbage = [_with_garbage(tensor, first, generator) for tensor in (k, v)]
+    selection = method.select(q, garbage[0], problem)
+    if selection is not None and passed.selection is not None:
+        tiles = -(-rows // selection.query_tile)
+        if not torch.equal(_lists(selection, tiles), _lists(passed.selection, tiles)):
+            raise GateFailure(f"look-ahead: keys from position {first} on change the blocks of an earlier query")
+    output = method.attend(q, garbage[0], garbage[1], selection, problem)
+    moved = (output[:, :, :rows].double() - passed.output[:, :, :rows].double()).abs().amax((0, 1, 3))
+    if bool((moved > passed.allowed).any()):
+        query = int((moved > passed.allowed).nonzero()[0])
+        raise GateFailure(f"look-ahead: keys from position {first} on change the output of query {query}")
+
+
+def _with_garbage(tensor: Tensor, first: int, generator: torch.Generator) -> Tensor:
+    copy = tensor.clone()
+    noise = torch.randn(copy[:, :, first:].shape, generator=generator, device=tensor.device)
+    copy[:, :, first:] = (POISON * noise).to(copy.dtype)
+    return copy
+
+
+def _lists(selection: BlockSelection, tiles: int) -> Tensor:
+    """The lists of the first tiles, padded to a width that does not depend on the others."""
+    lists = selection.indices[:, :, :tiles]
+    return torch.nn.functional.pad(lists, (0, selection.tiling.blocks - lists.shape[-1]), value=-1)
+
+
+def _errors(
+    method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem, selection: BlockSelection | None, output: Tensor
+) -> tuple[float, float]:
+    """Largest error on sampled tiles, and the allowance: twice (a plain computation's error + eps · largest value)."""
+    tiling = method.tiling(problem) if isinstance(method, BlockMethod) else _row_tiling(problem)
+    tiles = sample_tiles(tiling, problem.batch * problem.heads, GATE_ELEMENTS, q.device, fewest=4)
+    truth = exact_rows(q, k, v, tiling, problem.scale, tiles, selection, torch.float64).output
+    plain = exact_rows(q, k, v, tiling, problem.scale, tiles, selection, q.dtype).output
+    assert truth is not None
+    assert plain is not None
+    got = tile_rows(output, tiling, tiles)
+    largest = float(truth.nan_to_num().abs().max())
+    allowed = 2 * (float((plain - truth).nan_to_num().abs().max()) + torch.finfo(q.dtype).eps * largest)
+    return float((got.to(torch.float64) - truth).nan_to_num().abs().max()), allowed
+
+
+def tile_rows(output: Tensor, tiling: Tiling, tiles: Tensor) -> Tensor:
+    """Rows of some tiles: [B, H, M, Dv] → [B, H, T, query_tile, Dv]; a ragged tile repeats its last row."""
+    row = tiles[:, None] * tiling.query_tile + torch.arange(tiling.query_tile, device=output.device)
+    return output[:, :, row.clamp(max=tiling.seq_len_q - 1)]
+
+
+def _row_tiling(problem: Problem) -> Tiling:
+    return Tiling(problem.seq_len_q, problem.seq_len_kv, 64, 64, problem.causal)

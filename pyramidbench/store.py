@@ -1,0 +1,220 @@
+"""The run folder: what was asked, what measured it, and every finished cell, safe on disk before the next one starts.
+
+manifest.json, device.json, cells.jsonl (the truth: one record a line, appended, flushed, fsynced), samples/ (raw times),
+logs/ (tracebacks), results.parquet and results.csv (derived from cells.jsonl, written at the end and by `load`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pyramidbench.cell import Cell
+from pyramidbench.device import Device
+from pyramidbench.errors import UserError
+from pyramidbench.frame import with_speedups
+from pyramidbench.record import SCHEMA_VERSION, Record, columns
+
+
+class Manifest(BaseModel):
+    """What a run was asked to do. `cells` are the identities of the planned cells, in order."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int
+    name: str
+    created: str
+    argv: list[str]
+    suite: dict[str, Any]
+    settings: dict[str, Any]
+    version: str
+    cells: list[str]
+
+
+class Run:
+    """A run on disk: `path`, `manifest`, `device`, `records`, and all of it as `frame`."""
+
+    def __init__(self, path: Path, manifest: Manifest, device: Device, records: Iterable[Record]) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.device = device
+        self.records = tuple(records)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """One row per measured cell, with the columns of docs/results.md; speed-ups are against this run's dense rows."""
+        rows = [record.model_dump(by_alias=True) for record in self.records]
+        return with_speedups(pd.DataFrame(rows, columns=columns()))
+
+    @property
+    def missing(self) -> int:
+        """Planned cells that have no record yet."""
+        return len(set(self.manifest.cells) - {record.cell for record in self.records})
+
+    def export(self) -> None:
+        """Write results.parquet and results.csv."""
+        self.frame.to_parquet(self.path / "results.parquet", index=False)
+        self.frame.to_csv(self.path / "results.csv", index=False)
+
+
+def load_run(path: str | Path) -> Run:
+    """Open a run folder, finished or not.
+
+    Raises:
+        UserError: no such folder, not a run, or written by a newer version than this one.
+    """
+    folder = Path(path)
+    if not (folder / "manifest.json").is_file():
+        raise UserError(
+            f"'{folder}' is no run: it has no manifest.json. Give the folder that `pyramidbench sweep` named."
+        )
+    manifest = json.loads((folder / "manifest.json").read_text())
+    if manifest.get("schema_version", 0) > SCHEMA_VERSION:
+        raise UserError(
+            f"'{folder}' was written with result schema {manifest['schema_version']}; this pyramidbench reads up to "
+            f"{SCHEMA_VERSION}. Upgrade pyramidbench to read it."
+        )
+    try:
+        device = Device.model_validate_json((folder / "device.json").read_text())
+        return Run(folder, Manifest.model_validate(manifest), device, _read_records(folder / "cells.jsonl"))
+    except (ValidationError, OSError) as error:
+        raise UserError(f"'{folder}' is damaged: {' '.join(str(error).split())[:200]}") from None
+
+
+class RunWriter:
+    """The one writer of a run folder; holds its lock until closed."""
+
+    def __init__(self, folder: Path, manifest: Manifest, device: Device) -> None:
+        self.folder = folder
+        self.lock = _locked(folder)
+        try:
+            self._open(manifest, device)
+        except BaseException:
+            self.lock.release()
+            raise
+
+    def _open(self, manifest: Manifest, device: Device) -> None:
+        cells = self.folder / "cells.jsonl"
+        if (self.folder / "manifest.json").exists():
+            self._check_same(load_run(self.folder), manifest, device)
+            _drop_torn_line(cells)
+        else:
+            write_whole(self.folder / "device.json", device.model_dump_json(indent=1))
+            write_whole(self.folder / "manifest.json", manifest.model_dump_json(indent=1))
+        self.records = {record.cell: record for record in _read_records(cells)}
+        self.stream = cells.open("a", encoding="utf-8")
+
+    def _check_same(self, before: Run, manifest: Manifest, device: Device) -> None:
+        if before.manifest.cells != manifest.cells or before.manifest.settings != manifest.settings:
+            raise UserError(
+                f"'{self.folder}' holds another sweep ({before.manifest.name}, {len(before.records)} cells measured). "
+                "Give another --out, or --fresh to set the old one aside and start over."
+            )
+        if before.device.name != device.name:
+            raise UserError(
+                f"'{self.folder}' was measured on {before.device.name}, and this is {device.name}; give another --out."
+            )
+
+    def add(self, record: Record) -> None:
+        """Put a record on disk; it is there when this returns.
+
+        Raises:
+            UserError: the disk is full or gone; everything added before stays readable.
+        """
+        try:
+            self.stream.write(record.model_dump_json(by_alias=True, exclude_none=True) + "\n")
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+        except OSError as error:
+            raise UserError(
+                f"cannot write to '{self.folder}': {error.strerror}. Free some space, then repeat the command."
+            ) from None
+        self.records[record.cell] = record
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether a cell needs no further attempt: a skipped one is planned anew, any other outcome stands."""
+        record = self.records.get(cell.identity)
+        return record is not None and record.status not in ("skipped", "oom_predicted")
+
+    @staticmethod
+    def now() -> str:
+        """The time in UTC, to the second."""
+        return datetime.now(UTC).isoformat(timespec="seconds")
+
+    def close(self) -> Run:
+        """Export the tables, release the folder, and return the run."""
+        self.stream.close()
+        try:
+            run = load_run(self.folder)
+            run.export()
+        finally:
+            self.lock.release()
+        return run
+
+
+def run_folder(parent: Path, name: str, device: Device, cells: list[str]) -> Path:
+    """Where a sweep goes by default: the newest folder of the same sweep on the same device, or a new one."""
+    digest = hashlib.sha256("".join(cells).encode()).hexdigest()[:8]
+    tail = f"-{name}-{device.slug}-{digest}"
+    same = sorted(path for path in parent.glob(f"*{tail}") if (path / "manifest.json").is_file())
+    return same[-1] if same else parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}{tail}"
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Rename an existing run folder out of the way; returns its new name. Nothing is deleted."""
+    if not folder.exists():
+        return None
+    lock = _locked(folder)
+    lock.release()
+    kept = folder.with_name(f"{folder.name}.before-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
+    folder.rename(kept)
+    return kept
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(path)
+
+
+def _locked(folder: Path) -> FileLock:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is writing '{folder}'. Wait for it, or give another --out.") from None
+    except OSError as error:
+        raise UserError(f"cannot write to '{folder}': {error.strerror}. Give another --out.") from None
+    return lock
+
+
+def _read_records(path: Path) -> list[Record]:
+    """All whole records; a last line that a crash tore is left out."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    records = {record.cell: record for record in map(Record.model_validate_json, whole.splitlines())}
+    return list(records.values())
+
+
+def _drop_torn_line(path: Path) -> None:
+    if path.exists():
+        data = path.read_bytes()
+        with path.open("r+b") as stream:
+            stream.truncate(data.rfind(b"\n") + 1)

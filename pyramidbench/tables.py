@@ -1,0 +1,116 @@
+"""The result table, defined once: its columns, what each means, and the order of its rows. Renderers only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pyramidbench.frame import Row, Setting, failed, measured
+from pyramidbench.units import integer, interval, mebibytes, ratio, share, tokens
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: where its value stands in a summary's row, and how people read it.
+
+    `priority`: columns with a higher number go first where there is no room for all.
+    """
+
+    key: str
+    header: str
+    meaning: str
+    write: Callable[[Row], str]
+    priority: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        return self.key in ("label", "status", "reason")
+
+
+def _plain(key: str, write: Callable[[float | None], str]) -> Callable[[Row], str]:
+    return lambda row: write(row[key])
+
+
+def _method(row: Row) -> str:
+    return f"{row['label']} (bound)" if row["kind"] == "bound" else str(row["label"])
+
+
+def _time(row: Row) -> str:
+    text = interval(row["latency_s"], row["latency_low_s"], row["latency_high_s"])
+    return _weak(row) + text
+
+
+def _speedup(row: Row) -> str:
+    return _weak(row) + ratio(row["speedup"])
+
+
+def _weak(row: Row) -> str:
+    """The mark of a row whose numbers rest on few samples."""
+    return "~" if row["status"] == "low_n" and row["latency_s"] == row["latency_s"] else ""
+
+
+METHOD = Column("label", "method", "name, or name:preset; a bound is an oracle or a floor, not a rival", _method)
+LENGTH = Column("seq_len_kv", "N", "keys, in tokens (k = 1024)", _plain("seq_len_kv", tokens))
+TILE = Column(
+    "query_tile", "tile", "queries that share one set of blocks; 1 is token level", _plain("query_tile", integer)
+)
+TOP_K = Column("top_k", "K", "blocks kept by rank, besides those that are always kept", _plain("top_k", integer))
+LEVELS = Column("levels", "levels", "levels walked; 1 is a single pass over all blocks", _plain("levels", integer), 2)
+MASS_RATIO = Column("mass_ratio", "÷ oracle", "mass kept ÷ what exact Top-K keeps", _plain("mass_ratio", share), 3)
+RECALL = Column("recall", "recall", "share of the exact Top-K blocks that was chosen", _plain("recall", share))
+MASS = Column("mass_kept", "mass kept", "share of the exact attention that the blocks hold", _plain("mass_kept", share))
+OUTSIDE = Column(
+    "mass_outside_forced", "outside forced", "the same, of the attention outside the blocks that are always kept",
+    _plain("mass_outside_forced", share), 1,
+)  # fmt: skip
+ERROR = Column(
+    "output_error", "error", "relative L2 error of the output against dense fp32", _plain("output_error", share)
+)
+RESULTS = (
+    METHOD, LENGTH, TILE, TOP_K, LEVELS,
+    Column("density", "density", "attended pairs ÷ pairs of dense attention", _plain("density", share), 4),
+    Column("latency_s", "time, ms", "median of a whole call, ± half its 95 % interval; ~ under 20 samples", _time),
+    Column("speedup", "speed-up", "time of the fastest dense method on the same problem ÷ this time", _speedup),
+    Column(
+        "peak_memory_bytes", "MiB", "peak memory of a call above its inputs", _plain("peak_memory_bytes", mebibytes), 3
+    ),
+    RECALL, MASS, OUTSIDE, ERROR,
+)  # fmt: skip
+FAILURES = (
+    METHOD, LENGTH, TILE, TOP_K,
+    Column("status", "status", "how the cell ended", lambda row: str(row["status"])),
+    Column("cells", "cells", "cells that ended so", _plain("cells", integer), 1),
+    Column("reason", "reason", "why", lambda row: str(row["reason"]) if row["reason"] else "no reason was recorded"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that one looks at together: one length, one tile."""
+
+    length: float
+    tile: float | None
+    rows: list[Row]
+
+
+def groups(setting: Setting) -> Iterator[Group]:
+    """The measured rows of a setting by length and tile: dense first, then by falling mass kept. Dense rows, which have
+    no tile, stand in every group of their length."""
+    rows = measured(setting.rows)
+    for length, here in rows.groupby("seq_len_kv"):
+        dense = here[here["query_tile"].isna()].sort_values("latency_s")
+        tiles = sorted(here["query_tile"].dropna().unique()) or [None]
+        for tile in tiles:
+            chosen = here[here["query_tile"] == tile].sort_values("mass_kept", ascending=False)
+            yield Group(float(str(length)), tile, rows_of(pd.concat([dense, chosen])))
+
+
+def failures(summary: pd.DataFrame) -> list[Row]:
+    """The rows that gave no number, by method and length."""
+    return rows_of(failed(summary).sort_values(["label", "seq_len_kv", "query_tile"]))
+
+
+def rows_of(summary: pd.DataFrame) -> list[Row]:
+    return summary.to_dict("records")

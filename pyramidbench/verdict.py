@@ -1,0 +1,150 @@
+"""The verdict: what a run says in two sentences, made from its numbers, and what the reader must bear in mind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pyramidbench.comparable import fullest_length, usual_budget
+from pyramidbench.frame import Setting, failed, measured, settings
+from pyramidbench.units import integer, is_missing, milliseconds, percent, ratio, share, tokens
+
+GOOD = 0.99
+"""Share of the exact Top-K's attention mass that a selection must keep to count as good."""
+SUBJECT = "pyramid"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Two sentences, and the caveats that belong to them."""
+
+    sentences: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.sentences)
+
+
+def verdict(summary: pd.DataFrame) -> Verdict:
+    """What a summary (`frame.summarise`) says: about its largest setting, at the longest length that most methods
+    reached."""
+    rivals = measured(summary)
+    rivals = rivals[rivals["kind"] == "selection"]
+    if rivals.empty:
+        return Verdict((_nothing(summary),), caveats(summary))
+    setting = next(part for part in settings(summary) if part.rows.index.isin(rivals.index).any())
+    rows = setting.rows.loc[setting.rows.index.isin(rivals.index)]
+    timed = rows.dropna(subset=["speedup", "mass_ratio"])
+    others = len(settings(summary)) - 1
+    scope = (
+        (f"The sentences above are about {setting.text}; {others} more settings are in the table.",) if others else ()
+    )
+    sentences = _by_speed(timed, setting) if len(timed) else _by_quality(rows, summary)
+    return Verdict(sentences, (*caveats(summary), *scope))
+
+
+def _nothing(summary: pd.DataFrame) -> str:
+    if summary.empty:
+        return "This run is empty: it holds no cell, so there is nothing to compare."
+    if len(measured(summary)):
+        return "No selection method was measured in this run, so there is nothing to compare with dense attention."
+    statuses = ", ".join(f"{status} {count}" for status, count in summary["status"].value_counts().items())
+    return f"No cell of this run gave a number ({statuses}); the reasons are below."
+
+
+def _by_speed(timed: pd.DataFrame, setting: Setting) -> tuple[str, str]:
+    here = timed[timed["seq_len_kv"] == fullest_length(timed)]
+    good = here[here["mass_ratio"] >= GOOD]
+    pool = good if len(good) else here[here["mass_ratio"] == here["mass_ratio"].max()]
+    best = pool.sort_values("speedup", ascending=False).iloc[0]
+    dense = measured(setting.rows)
+    dense = dense[(dense["method"] == best["dense_method"]) & (dense["seq_len_kv"] == best["seq_len_kv"])].iloc[0]
+    keeps = f"{percent(best['mass_ratio'])} of the attention mass that exact Top-K keeps"
+    reference = f"{best['dense_method']} ({dense['backend']}, {milliseconds(dense['latency_s'])} ms)"
+    pace = f"{ratio(best['speedup'])} the speed of {reference}"
+    where = f"At {tokens(best['seq_len_kv'])} tokens on {best['device']}"
+    if not len(good):
+        nearest = f"{_name(best)}, keeps {percent(best['mass_ratio'])}, at {pace}"
+        first = f"{where} no selection keeps {GOOD:.0%} of what exact Top-K keeps: the nearest, {nearest}."
+    elif best["speedup"] > 1:
+        first = f"{where}, {_name(best)} is the fastest selection that keeps {keeps}: {pace}."
+    else:
+        good_ones = f"no selection that keeps {GOOD:.0%} of what exact Top-K keeps"
+        first = f"{where} {good_ones} beats dense attention: the nearest is {_name(best)}, {pace}."
+    since, other = _from_where(best, timed), _of_subject(best, here)
+    return first, f"{since}; {other}" if since else other[:1].upper() + other[1:]
+
+
+def _from_where(best: pd.Series, timed: pd.DataFrame) -> str:
+    """From which length on the best one is faster than dense, at its budget; nothing where that cannot be said."""
+    same = timed[timed["label"] == best["label"]]
+    for column in ("top_k", "query_tile"):
+        same = same[(same[column] == best[column])]
+    same = same.sort_values("seq_len_kv")
+    losing = same[same["speedup"] <= 1]
+    if losing.empty and len(same) > 1:
+        return f"It is ahead at every length measured, from {tokens(same['seq_len_kv'].iloc[0])} on"
+    if losing.empty or best["speedup"] <= 1:
+        return ""
+    after = same[same["seq_len_kv"] > losing["seq_len_kv"].max()]
+    return f"It is ahead of dense attention from {tokens(after['seq_len_kv'].min())} tokens on"
+
+
+def _of_subject(best: pd.Series, here: pd.DataFrame) -> str:
+    """How the best compares with the best of the other camp: Pyramid Top-K, or what is not it."""
+    is_subject = here["method"].str.split(":").str[0] == SUBJECT
+    camp = str(best["method"]).split(":")[0] == SUBJECT
+    others = here[~is_subject] if camp else here[is_subject]
+    if others.empty:
+        return "nothing else was timed beside it." if camp else "Pyramid Top-K was not timed beside it."
+    good = others[others["mass_ratio"] >= GOOD]
+    pool = good if len(good) else others[others["mass_ratio"] == others["mass_ratio"].max()]
+    rival = pool.sort_values("speedup", ascending=False).iloc[0]
+    loses = "Pyramid Top-K loses here" if len(good) else "no Pyramid Top-K keeps as much"
+    role = "the best that is no pyramid" if camp else loses
+    return f"{role}: {_name(rival)} keeps {percent(rival['mass_ratio'])} at {ratio(rival['speedup'])}."
+
+
+def _by_quality(rows: pd.DataFrame, summary: pd.DataFrame) -> tuple[str, ...]:
+    """Without speed-ups: what was found, and why nothing is said about speed."""
+    judged = rows.dropna(subset=["recall"])
+    timed = measured(summary)["latency_s"].notna().any()
+    silence = (
+        "No dense method was timed beside the selections, so this run has no speed-up."
+        if timed
+        else "No cell was timed, so this run says nothing about speed."
+    )
+    if judged.empty:
+        return silence, "No cell was judged for quality either."
+    here = usual_budget(judged[judged["seq_len_kv"] == fullest_length(judged)])
+    ordered = here.sort_values("recall", ascending=False).drop_duplicates("label")
+    best = ordered.iloc[0]
+    second = f", ahead of {_name(ordered.iloc[1])} with {share(ordered['recall'].iloc[1])}" if len(ordered) > 1 else ""
+    found = f"finds {share(best['recall'])} of the important blocks"
+    kept = "" if is_missing(best["mass_ratio"]) else f" and keeps {percent(best['mass_ratio'])} of exact Top-K's mass"
+    return silence, f"At {tokens(best['seq_len_kv'])} tokens {_name(best)} {found}{kept}{second}."
+
+
+def _name(row: pd.Series) -> str:
+    return f"{row['label']} (K {integer(row['top_k'])}, tile {integer(row['query_tile'])})"
+
+
+def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
+    notes = []
+    sources = sorted({str(text) for text in summary["quality_source"].dropna() if text != "captured"})
+    if sources:
+        notes.append(f"Quality was not measured on a captured model everywhere: {'; '.join(sources)}.")
+    if (summary["latency_s"].notna() & (summary["status"] == "low_n")).any():
+        notes.append("Times marked ~ rest on fewer than 20 samples.")
+    if (summary["status"] == "throttled").any():
+        notes.append("The device throttled during some cells; their status says so.")
+    lost = failed(summary)
+    if len(lost) and len(measured(summary)):
+        notes.append(f"{int(lost['cells'].sum())} cells gave no number; their reasons are below.")
+    problems = measured(summary).dropna(subset=["speedup_reason"])
+    if len(problems):
+        reasons = sorted(set(problems["speedup_reason"]))
+        notes.append(f"Rows with a time but no speed-up: {len(problems)}; {'; '.join(reasons)}.")
+    return tuple(notes)

@@ -1,0 +1,313 @@
+"""What every registered method promises, whatever it is: no test file of its own is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyramidbench.method import BlockMethod, Method
+from pyramidbench.problem import Problem
+from pyramidbench.registry import create, method_class, method_names, preset_names
+from pyramidbench.selection import BlockSelection
+
+QKV = tuple[Tensor, Tensor, Tensor]
+MakeTensors = Callable[..., QKV]
+MaskedDense = Callable[..., tuple[Tensor, Tensor]]
+CausalMask = Callable[[int, int], Tensor]
+
+PLAIN = Problem(1, 2, 1, 64, 64, 8, 8, "float32", True, 1.0)
+ALL_SPECS = [
+    f"{name}:{preset}" if preset != "default" else name for name in method_names() for preset in preset_names(name)
+]
+SPECS = [spec for spec in ALL_SPECS if create(spec).unavailable() is None and create(spec).unsupported(PLAIN) is None]
+BUDGETED = [spec for spec in SPECS if issubclass(method_class(spec.partition(":")[0]), BlockMethod)]
+TILES = [1, 12]
+
+
+@pytest.fixture(params=SPECS)
+def spec(request: pytest.FixtureRequest) -> str:
+    """Every method and preset that can do a plain problem here."""
+    return str(request.param)
+
+
+def small(spec: str, tile: int, top_k: int = 3, block_size: int = 8, **parameters: object) -> Method:
+    """The method of a spec, with blocks and tiles small enough for a test."""
+    if issubclass(method_class(spec.partition(":")[0]), BlockMethod):
+        parameters |= {"top_k": top_k, "block_size": block_size, "query_tile": tile}
+    return create(spec, parameters)
+
+
+def problem_of(method: Method, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Problem:
+    """The problem, or a skip with the method's own words where it says that it cannot do it."""
+    problem = Problem.of(q, k, v, causal=causal, scale=None)
+    reason = method.unsupported(problem)
+    if reason is not None:
+        pytest.skip(reason)
+    return problem
+
+
+def selected(method: BlockMethod, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
+    """The selection, checked."""
+    selection = method.select(q, k, problem)
+    assert selection is not None
+    selection.check()
+    assert selection.tiling == method.tiling(problem)
+    return selection
+
+
+def reach(selection: BlockSelection | None, problem: Problem, mask: Tensor) -> Tensor:
+    """bool [B, H, M, N]: what attention over the selection sees."""
+    if selection is None:
+        return mask.expand(problem.batch, problem.heads, -1, -1)
+    blocks = selection.mask().repeat_interleave(problem.heads // selection.indices.shape[1], 1)
+    rows = blocks.repeat_interleave(selection.query_tile, 2)[:, :, : problem.seq_len_q]
+    return rows.repeat_interleave(selection.block_size, 3)[..., : problem.seq_len_kv] & mask
+
+
+@pytest.mark.parametrize("spec", sorted(set(ALL_SPECS) - set(SPECS)))
+def test_a_method_that_cannot_run_here_says_why(spec: str) -> None:
+    reason = create(spec).unavailable() or create(spec).unsupported(PLAIN)
+    assert reason is not None
+    assert len(reason.split()) >= 4
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_it_says_what_it_keeps_and_where_it_is_from(spec: str) -> None:
+    cls = method_class(spec.partition(":")[0])
+    assert cls.__doc__
+    assert not cls.__doc__.startswith(f"{cls.__name__}("), "the docstring is the one that dataclass makes"
+    assert "Cost:" in cls.__doc__ or "cost" in cls.__doc__.lower()
+    assert cls.source
+    assert cls.kind in ("dense", "selection", "bound")
+    module = inspect.getmodule(cls)
+    assert module is not None
+    assert module.__doc__
+
+
+@pytest.mark.parametrize("spec", ALL_SPECS)
+def test_parameters_survive_json(spec: str) -> None:
+    method = create(spec)
+    values = json.loads(json.dumps(dataclasses.asdict(method)))
+    assert create(spec.partition(":")[0], values) == method
+
+
+SIZES = {
+    "square": (50, 50, True),
+    "ragged": (75, 75, True),
+    "below-a-block": (7, 7, True),
+    "a-block": (8, 8, True),
+    "above-a-block": (9, 9, True),
+    "two-blocks-and-17": (33, 33, True),
+    "one-query": (1, 100, True),
+    "more-keys": (30, 100, True),
+    "more-queries": (60, 25, True),
+    "full": (50, 50, False),
+    "full-uneven": (30, 75, False),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("tile", "heads"), [(1, (3, 1)), (12, (4, 2))], ids=["token-3:1", "tile-4:2"])
+def test_output_is_exact_attention_over_what_was_selected(
+    spec: str,
+    tile: int,
+    size: str,
+    heads: tuple[int, int],
+    tensors: MakeTensors,
+    masked_dense: MaskedDense,
+    causal_mask: CausalMask,
+) -> None:
+    queries, keys, causal = SIZES[size]
+    q, k, v = tensors(queries=queries, keys=keys, batch=2, heads=heads[0], kv_heads=heads[1])
+    before = [x.clone() for x in (q, k, v)]
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v, causal)
+    selection = method.select(q, k, problem)
+    output = method.attend(q, k, v, selection, problem)
+    mask = causal_mask(queries, keys) if causal else torch.ones(queries, keys, dtype=torch.bool)
+    expected, _ = masked_dense(q, k, v, reach(selection, problem, mask))
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(method(q, k, v, problem), output)
+    assert all(torch.equal(x, y) for x, y in zip((q, k, v), before, strict=True)), "an input was modified"
+
+
+@pytest.mark.parametrize("size", ["square", "ragged", "one-query", "more-keys", "more-queries", "full", "full-uneven"])
+@pytest.mark.parametrize("tile", TILES)
+def test_a_full_budget_is_dense_attention(
+    spec: str, tile: int, size: str, tensors: MakeTensors, masked_dense: MaskedDense, causal_mask: CausalMask
+) -> None:
+    queries, keys, causal = SIZES[size]
+    q, k, v = tensors(queries=queries, keys=keys, heads=4, kv_heads=2)
+    method = small(spec, tile, top_k=16)
+    problem = problem_of(method, q, k, v, causal)
+    mask = causal_mask(queries, keys) if causal else torch.ones(queries, keys, dtype=torch.bool)
+    expected, _ = masked_dense(q, k, v, mask)
+    torch.testing.assert_close(method(q, k, v, problem), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("changed", [5, 48, 61])
+def test_the_future_changes_nothing(
+    spec: str, tile: int, dtype: torch.dtype, changed: int, tensors: MakeTensors
+) -> None:
+    """Rows before a changed key and value stay as they were, bit for bit."""
+    q, k, v = tensors(queries=100, heads=4, kv_heads=2, dtype=dtype)
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v)
+    generator = torch.Generator().manual_seed(1)
+    far_k, far_v = k.clone(), v.clone()
+    for x in (far_k, far_v):
+        x[:, :, changed:] = 1e4 * torch.randn(x[:, :, changed:].shape, generator=generator, dtype=dtype)
+    first, second = method(q, k, v, problem), method(q, far_k, far_v, problem)
+    # A bound may look at a tile's whole attention: it is causal by tiles.
+    rows = changed // tile * tile if method.kind == "bound" else changed
+    assert torch.equal(first[:, :, :rows], second[:, :, :rows])
+    assert not torch.equal(first[:, :, changed:], second[:, :, changed:])
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_permuting_the_heads_of_a_group_permutes_the_output(spec: str, tile: int, tensors: MakeTensors) -> None:
+    q, k, v = tensors(queries=80, heads=6, kv_heads=2)
+    order = torch.tensor([1, 2, 0, 5, 3, 4])
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v)
+    torch.testing.assert_close(method(q[:, order], k, v, problem), method(q, k, v, problem)[:, order])
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 16])
+def test_a_query_head_reads_its_own_key_value_head(spec: str, group: int, tensors: MakeTensors) -> None:
+    q, k, v = tensors(queries=40, heads=2 * group, kv_heads=2)
+    v = torch.tensor([3.0, 5.0], dtype=v.dtype)[None, :, None, None].expand_as(v).contiguous()
+    method = small(spec, 4)
+    output = method(q, k, v, problem_of(method, q, k, v))
+    torch.testing.assert_close(output[:, :group], torch.full_like(output[:, :group], 3))
+    torch.testing.assert_close(output[:, group:], torch.full_like(output[:, group:], 5))
+
+
+def test_transposed_views_and_wider_values(spec: str, tensors: MakeTensors) -> None:
+    """[B, S, H, D] tensors seen as [B, H, S, D], with N ≠ H and Dv ≠ D."""
+    q, k, v = tensors(queries=45, heads=4, kv_heads=2, dim=8, dim_v=12)
+    method = small(spec, 4)
+    problem = problem_of(method, q, k, v)
+    q2, k2, v2 = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    torch.testing.assert_close(method(q2, k2, v2, problem), method(q, k, v, problem))
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["forced-on-top", "forced-in-budget"])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("budgeted", BUDGETED)
+def test_the_planned_blocks_are_selected(budgeted: str, in_budget: bool, tile: int, tensors: MakeTensors) -> None:
+    """At one budget all methods list the same number of blocks in every row, and the cost counts their pairs."""
+    q, k, v = tensors(queries=100, heads=4, kv_heads=2)
+    for top_k in (0, 1, 2, 3, 5, 7, 17):
+        method = small(budgeted, tile, top_k, forced_in_budget=in_budget)
+        assert isinstance(method, BlockMethod)
+        problem = problem_of(method, q, k, v)
+        selection, planned = selected(method, q, k, problem), method.planned(problem)
+        tiling, tiles = method.tiling(problem), torch.arange(method.tiling(problem).tiles)
+        forced = tiling.forced(tiles, 1, 2)
+        ranked = (top_k - forced.count()).clamp(min=0) if in_budget else torch.full_like(tiles, top_k)
+        expected = forced.count() + torch.minimum(ranked, tiling.eligible(tiles, forced))
+        assert torch.equal(selection.counts.long(), expected.expand_as(selection.counts)), f"top_k = {top_k}"
+        assert planned.listed == int(expected.sum())
+        assert (selection.pairs() == planned.pairs).all()
+        assert selection.density() == pytest.approx(planned.pairs / tiling.visible_pairs())
+
+
+@pytest.mark.parametrize("size", ["ragged", "below-a-block", "more-keys", "more-queries", "full", "full-uneven"])
+@pytest.mark.parametrize("tile", TILES)
+def test_the_cost_of_attention_is_that_of_the_attended_pairs(
+    spec: str, size: str, tile: int, tensors: MakeTensors
+) -> None:
+    queries, keys, causal = SIZES[size]
+    q, k, v = tensors(queries=queries, keys=keys, batch=2, heads=4, kv_heads=2, dim=8)
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v, causal)
+    selection = method.select(q, k, problem)
+    if selection is None:
+        seen = sum(min(keys, max(0, i + keys - queries + 1)) if causal else keys for i in range(queries))
+        pairs = 8 * seen
+    else:
+        pairs = int(selection.pairs().sum()) * 4 * 2 // selection.counts.shape[1] // 2
+    planned = method.cost(problem).stage("attend").flops
+    if causal or keys % 8 == 0 or selection is None:
+        assert planned == 4 * 8 * pairs
+    else:
+        # The ragged last block may be among the kept ones: then the plan is that much too high.
+        assert 0 <= planned - 4 * 8 * pairs <= 4 * 8 * 8 * queries * (8 - keys % 8)
+
+
+def test_costs_are_positive_and_grow_with_the_length(spec: str, tensors: MakeTensors) -> None:
+    method = create(spec)
+    short, long = (
+        method.cost(problem_of(method, *tensors(queries=n, dim=64, dtype=torch.float32))) for n in (1024, 4096)
+    )
+    assert 0 < short.flops < long.flops
+    assert 0 < short.bytes < long.bytes
+    assert 0 <= short.workspace_bytes <= long.workspace_bytes
+    assert all(stage.flops >= 0 and stage.bytes >= 0 for stage in long.stages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("tile", TILES)
+def test_the_error_is_that_of_the_dtype(
+    spec: str,
+    dtype: torch.dtype,
+    tile: int,
+    tensors: MakeTensors,
+    masked_dense: MaskedDense,
+    causal_mask: CausalMask,
+) -> None:
+    q, k, v = tensors(queries=100, heads=4, kv_heads=2, dim=16, dtype=dtype)
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v)
+    selection = method.select(q, k, problem)
+    output = method.attend(q, k, v, selection, problem)
+    assert output.dtype == dtype
+    mask = reach(selection, problem, causal_mask(100, 100))
+    expected, _ = masked_dense(q, k, v, mask)
+    wide_k, wide_v = (x.repeat_interleave(2, 1) for x in (k, v))
+    plain = (q @ wide_k.mT * 0.25).masked_fill(~mask, -torch.inf).softmax(-1) @ wide_v
+    allowed = 2 * (
+        float((plain.double() - expected).abs().max()) + torch.finfo(dtype).eps * float(expected.abs().max())
+    )
+    assert float((output.double() - expected).abs().max()) <= allowed
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_gradients_are_those_of_the_frozen_selection(
+    spec: str, tile: int, tensors: MakeTensors, masked_dense: MaskedDense, causal_mask: CausalMask
+) -> None:
+    q, k, v = tensors(queries=60, heads=4, kv_heads=2)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v)
+    output = method(q, k, v, problem)
+    with torch.no_grad():
+        selection = method.select(q, k, problem)
+    expected, _ = masked_dense(q, k, v, reach(selection, problem, causal_mask(60, 60)))
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    ours, theirs = (torch.autograd.grad(x, leaves, upstream) for x in (output, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.isfinite().all()
+        assert one.abs().max() > 0
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
+
+
+def test_the_same_call_gives_the_same_bits(spec: str, tensors: MakeTensors) -> None:
+    q, k, v = tensors(queries=100, heads=4, kv_heads=2, dtype=torch.float32)
+    method = small(spec, 12)
+    problem = problem_of(method, q, k, v)
+    assert torch.equal(method(q, k, v, problem), method(q, k, v, problem))
+
+
+def test_it_names_the_implementation_that_runs(spec: str, tensors: MakeTensors) -> None:
+    method = small(spec, 4)
+    assert method.backend(problem_of(method, *tensors(queries=8)))
