@@ -107,7 +107,7 @@ def _attend_fwd(
     indices_ptr += listed * width
     count = tl.load(counts_ptr + listed)
 
-    # tile [BLOCK_M, BLOCK_D]
+    # of shape [BLOCK_M, BLOCK_D]
     q = tl.load(
         q_ptr + q_row[:, None] + offs_d[None, :], mask=row_mask[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0
     )
@@ -130,17 +130,17 @@ def _attend_fwd(
     for start in range(0, complete, STEP):
         if USE_TMA:
             first = tl.load(indices_ptr + start) * BLOCK_SIZE
-            # tile [BLOCK_N, BLOCK_D]
+            # of shape [BLOCK_N, BLOCK_D]
             k = k_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_D)
         else:
-            # tile [BLOCK_N]
+            # of shape [BLOCK_N]
             key = tl.load(indices_ptr + start + offs_n // BLOCK_SIZE) * BLOCK_SIZE + offs_n % BLOCK_SIZE
-            # tile [BLOCK_N, BLOCK_D]
+            # of shape [BLOCK_N, BLOCK_D]
             k = _rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
-        # tile [BLOCK_M, BLOCK_N]
+        # of shape [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, False)
-        # tile [BLOCK_N, BLOCK_DV]
+        # of shape [BLOCK_N, BLOCK_DV]
         if USE_TMA:
             v = v_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_DV)
         else:
@@ -150,20 +150,20 @@ def _attend_fwd(
     for start in tl.range(complete, count, STEP, num_stages=1):
         slot = start + offs_n // BLOCK_SIZE
         slot_mask = (slot < count) & (offs_n < STEP * BLOCK_SIZE)
-        # tile [BLOCK_N]
+        # of shape [BLOCK_N]
         key = tl.load(indices_ptr + slot, mask=slot_mask, other=0) * BLOCK_SIZE + offs_n % BLOCK_SIZE
         key_mask = slot_mask & (key < seq_len_kv)
         seen = key_mask[None, :]
         if IS_CAUSAL:
             seen = seen & (key[None, :] <= position[:, None])
         key = key.to(tl.int64)
-        # tile [BLOCK_N, BLOCK_D]
+        # of shape [BLOCK_N, BLOCK_D]
         k_mask = key_mask[:, None] & (offs_d < HEAD_DIM)[None, :]
         k = tl.load(k_tile + key[:, None] * k_strides[2], mask=k_mask, other=0.0)
-        # tile [BLOCK_M, BLOCK_N]
+        # of shape [BLOCK_M, BLOCK_N]
         scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee"), float("-inf"))
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, True)
-        # tile [BLOCK_N, BLOCK_DV]
+        # of shape [BLOCK_N, BLOCK_DV]
         v_mask = key_mask[:, None] & (offs_dv < HEAD_DIM_V)[None, :]
         v = tl.load(v_tile + key[:, None] * v_strides[2], mask=v_mask, other=0.0)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")

@@ -92,14 +92,14 @@ def _build_base(
     nodes_ptr += head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     stats_ptr += head * stats_count * (3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
 
-    # tile [SPAN, BLOCK_D], fp32
+    # of shape [SPAN, BLOCK_D], fp32
     total = tl.zeros([SPAN, BLOCK_D], tl.float32)
     high = tl.full([SPAN, BLOCK_D], float("-inf"), tl.float32)
     low = tl.full([SPAN, BLOCK_D], float("inf"), tl.float32)
     for index in tl.range(0, SPAN, num_stages=STAGES):
         key = (chunk * SPAN + index).to(tl.int64) * BLOCK_SIZE + offs_n
         mask = ((key < seq_len) & (offs_n < BLOCK_SIZE))[:, None] & (offs_d < HEAD_DIM)[None, :]
-        # tile [BLOCK_N, BLOCK_D]
+        # of shape [BLOCK_N, BLOCK_D]
         k = tl.load(k_ptr + key[:, None] * k_strides[2] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
         here = (child == index)[:, None]
         total = tl.where(here, tl.sum(k, 0)[None, :], total)
@@ -164,7 +164,7 @@ def _build_rest(
         keys_per_node *= BRANCHING
         for start in range(0, parents, ROWS):
             node = start + tl.arange(0, ROWS)
-            # tile [ROWS, BLOCK_D], fp32
+            # of shape [ROWS, BLOCK_D], fp32
             total = tl.zeros([ROWS, BLOCK_D], tl.float32)
             high = tl.full([ROWS, BLOCK_D], float("-inf"), tl.float32)
             low = tl.full([ROWS, BLOCK_D], float("inf"), tl.float32)

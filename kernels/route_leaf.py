@@ -26,10 +26,10 @@ def _block_mass(q, k_ptr, stride_n, block, last, scale, offs_d, BLOCK_SIZE, HEAD
     offs_n = tl.arange(0, BLOCK_N)
     key = block * BLOCK_SIZE + offs_n
     inside = (offs_n < BLOCK_SIZE) & (key <= last)
-    # tile [BLOCK_N, BLOCK_D]
+    # of shape [BLOCK_N, BLOCK_D]
     at = k_ptr + key.to(tl.int64)[:, None] * stride_n + offs_d[None, :]
     k = tl.load(at, mask=inside[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
-    # tile [rows, BLOCK_N]
+    # of shape [rows, BLOCK_N]
     logits = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     logits = tl.where(inside[None, :], logits, float("-inf"))
     return log_sum_exp(logits, 1)
@@ -49,7 +49,7 @@ def _join(mass, normaliser, heads, HEADS: tl.constexpr, ROWS: tl.constexpr, REDU
     if REDUCE == "sum_prob":
         return tl.sum(tl.exp(mass - normaliser[None, :]), 1)
     if REDUCE == "sum_lse":
-        # tile [n, HEADS]
+        # of shape [n, HEADS]
         by_head = log_sum_exp(tl.reshape(mass, [mass.shape[0], HEADS, ROWS]), 2)
         return tl.sum(tl.where((tl.arange(0, HEADS) < heads)[None, :], by_head, 0.0), 1)
     return log_sum_exp(mass, 1)
@@ -124,7 +124,7 @@ def _leaf(
             for head in range(0, GROUP, HEADS):
                 is_row = is_query & (head + index // ROWS < GROUP)
                 q_at = q_base + (head + index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
-                # tile [TALL, BLOCK_D]
+                # of shape [TALL, BLOCK_D]
                 q = tl.load(
                     q_at[:, None] + offs_d[None, :], mask=is_row[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0
                 )
@@ -152,7 +152,7 @@ def _leaf(
                 tl.debug_barrier()
                 for start in range(0, found, CHUNK):
                     part = start + tl.arange(0, CHUNK)
-                    # tile [CHUNK, TALL]
+                    # of shape [CHUNK, TALL]
                     mass = tl.load(
                         mass_ptr + part[:, None] * TALL + index[None, :],
                         mask=(part < found)[:, None],

@@ -74,7 +74,7 @@ def _mean_query(
         total = tl.zeros([offs_d.shape[0]], tl.float32)
         for start in tl.range(0, held, CHUNK, num_stages=2):
             row = start + tl.arange(0, CHUNK)
-            # tile [CHUNK, BLOCK_D]
+            # of shape [CHUNK, BLOCK_D]
             at = q_ptr + head * stride_h + (first + row)[:, None] * stride_m + offs_d[None, :]
             q = tl.load(at, mask=(row < held)[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
             total += tl.sum(q.to(tl.float32), 0)
@@ -212,11 +212,11 @@ def _walk(
                 q_base, q_strides[1], q_strides[2], tile.to(tl.int64) * QUERY_TILE, held, GROUP, scale, offs_d,
                 HEAD_DIM, 32, HAS_BOUNDS,
             )  # fmt: skip
-            # tile [16, BLOCK_D]
+            # of shape [16, BLOCK_D]
             high = _split(high, 16, nodes_ptr.dtype.element_ty)
             low = _split(low, 16, nodes_ptr.dtype.element_ty)
         elif GROUP <= HEADS:
-            # tile [HEADS·ROWS, BLOCK_D]
+            # of shape [HEADS·ROWS, BLOCK_D]
             q, high, low, row_mask = _load_rows(
                 q_base, 0, tile, q_strides, seq_len_q, QUERY_TILE, offs_d, HEAD_DIM, GROUP, HEADS, ROWS, SCORE_ROWS
             )
@@ -251,7 +251,7 @@ def _walk(
                     above = tl.load(list_ptr + place // BRANCHING, mask=place < listed, other=-1)
                     here = tl.where(at_start, lo + place, above * BRANCHING + place % BRANCHING)
                     real = (place < slots) & (here >= lo) & (here < hi)
-                    # tile [CHUNK, BLOCK_D]
+                    # of shape [CHUNK, BLOCK_D]
                     at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
                     mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
                     u = tl.load(at, mask=mask, other=0.0)
