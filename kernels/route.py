@@ -21,17 +21,16 @@ from pyramidbench.tiling import Tiling
 
 WIDEST_LEVEL = 8192
 """Candidates of a level that one program holds in registers, at most."""
-WALK_CHUNK = 16
-WALK_PROGRAMS = 12
-WALK_REGISTERS = 160
-WALK_STAGES = 3
-"""One warp a tile, 12 programs per multiprocessor, at 256k keys, 16 heads, K 64, β 4, H200: 6.5 ms; 7.8 without the
-register cap, 6.9 with chunks of 32, 9.0 with two warps, 8.4 without prefetch."""
+WALK_CHUNK = 32
+WALK_PROGRAMS = 8
+WALK_STAGES = 2
+"""One warp a tile, 8 programs per multiprocessor, chunks of 32 nodes; at 256k keys, 16 heads, K 64, β 4, H200: 4.5 ms. With
+a register cap for 12 programs 5.8, without prefetch 6.3, chunks of 16 on 12 programs 6.3, of 64 7.4, two warps 8.6."""
 LEAF_WARPS = 2
 LEAF_STAGES = 2
-LEAF_PROGRAMS = 11
-"""At 64k keys, 16 heads, 128 candidates, 16 rows, H200, with the walk: 4.1 ms; 4.6 with three stages and 6 programs, 4.6
-with one warp, 4.7 with four."""
+LEAF_PROGRAMS = 8
+"""At 256k keys, 16 heads, 128 candidates, 16 rows, H200, with the walk: 14.5 ms; 17.3 with 11 programs, 17.0 with three
+stages and 6, 19.0 with one warp, 22.0 with four."""
 
 
 def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> str | None:
@@ -205,7 +204,6 @@ def _run_walk(call: _Call, out: Tensor, counts: Tensor, leaf_width: int) -> None
         FORCED_IN_BUDGET=rules.forced_in_budget and last,
         num_warps=warps,
         num_stages=WALK_STAGES,
-        maxnreg=WALK_REGISTERS if warps == 1 else None,
         **call.shape,
     )
 

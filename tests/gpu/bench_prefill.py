@@ -124,7 +124,7 @@ def time_dense(q: Tensor, k: Tensor, v: Tensor, samples: int) -> dict[str, float
         sdpa = torch.nn.functional.scaled_dot_product_attention
         times["cuDNN"] = milliseconds(lambda: sdpa(q, k, v, is_causal=True), samples)
     try:
-        from flash_attn_interface import flash_attn_func
+        from fa3_fwd_interface import flash_attn_func
     except ImportError as error:
         print(f"no FA3 here ({error}); the wheel fa3-fwd brings it")
         return times

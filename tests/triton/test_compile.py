@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ class Case:
     constants: dict[str, object]
     warps: int
     stages: int
-    options: dict[str, object] = field(default_factory=dict)
     newest_only: bool = False
 
 
@@ -61,8 +60,7 @@ def walk(name: str, *, slots: int, mean: bool, heads: int = 1, rows: int = 16, q
     constants |= {"SCORE_ROWS": rows, "HAS_BOUNDS": True, "IS_CAUSAL": True, "IS_MEAN": mean, "WITH_FORCED": mean}
     constants |= {"FORCED_IN_BUDGET": False}
     pointers = {"q_ptr": "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
-    options = {"maxnreg": route.WALK_REGISTERS}
-    return Case(name, lambda: _walk, pointers, constants, 1, route.WALK_STAGES, options)
+    return Case(name, lambda: _walk, pointers, constants, 1, route.WALK_STAGES)
 
 
 def leaf(name: str, *, reduce: str, heads: int = 1, rows: int = 16) -> Case:
@@ -135,7 +133,7 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[argument] = case.pointers.get(argument, "i32")
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True, **case.options}
+    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True}
     source = ASTSource(kernel, signature, case.constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return *used(compiled.asm["cubin"], Path(triton.__file__).parent), compiled.metadata.shared
