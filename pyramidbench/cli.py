@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
-import click
 import typer
 from typer import Argument, Option
 
@@ -20,11 +19,14 @@ if TYPE_CHECKING:
     from pyramidbench.suite import Suite
 
 app = typer.Typer(
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Does sparse attention pay? Sweeps attention methods, and shows speed, memory and quality in one row.",
 )
+
+USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+"""Click's UsageError, wherever it is: newer versions of typer carry a copy of click inside."""
+INTERRUPTED = 130
 
 Text = str | None
 SuiteName = Annotated[Text, Argument(metavar="[SUITE]", help="a suite's name, or a TOML file; without it, axes below")]
@@ -75,7 +77,7 @@ def sweep(
         "dtype": dtype, "seq_kv": seq_kv, "layers": layers,
     }  # fmt: skip
     made = _suite(suite, axes, input, pass_=pass_, causal=causal, seed=seed, timed=True)
-    run = _measured(made, input, device, out, fresh, dry_run, timing, cell_budget, json)
+    run = _measured(made, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json)
     if run is None:
         return
     from pyramidbench.render import show_results
@@ -108,7 +110,7 @@ def recall(
     if suite is not None:
         axes["method"] = method
     made = _suite(suite, axes, input, pass_="forward", causal=True, seed=seed, timed=False)
-    run = _measured(made, input, device, out, fresh, dry_run, "2s", cell_budget, json)
+    run = _measured(made, input if suite else None, device, out, fresh, dry_run, "2s", cell_budget, json)
     if run is None:
         return
     from pyramidbench.render import show_recall
@@ -222,8 +224,8 @@ def _suite(
 
 
 def _measured(
-    suite: Suite, input: Text, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str, cell_budget: str,
-    quiet: bool,
+    suite: Suite, capture: Text, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str,
+    cell_budget: str, quiet: bool,
 ) -> Run | None:  # fmt: skip
     """Plan and run a suite, with progress; None after a dry run."""
     from pyramidbench.axes import parse_duration
@@ -232,7 +234,7 @@ def _measured(
     from pyramidbench.sweep import make_plan, run_plan
 
     made = make_plan(
-        suite, capture=input, device=device, timing_s=parse_duration(timing, "--timing"),
+        suite, capture=capture, device=device, timing_s=parse_duration(timing, "--timing"),
         cell_budget_s=parse_duration(cell_budget, "--cell-budget"),
     )  # fmt: skip
     if dry_run:
@@ -248,7 +250,12 @@ def _report(runs: Sequence[Run], out: Path | None) -> list[str]:
 
     (run,) = runs
     folder = out or Path("reports") / run.path.resolve().name
-    write_report(run.frame, run.manifest.model_dump(), run.device.model_dump(), folder)
+    try:
+        write_report(run.frame, run.manifest.model_dump(), run.device.model_dump(), folder)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the report to '{folder}': {error.strerror or error}; give another --out."
+        ) from None
     return [f"Report: {folder / 'report.html'}"]
 
 
@@ -257,10 +264,10 @@ def exit_code(run: Run) -> int:
     from pyramidbench.record import MEASURED
 
     statuses = {record.status for record in run.records}
-    if not statuses & set(MEASURED):
-        return 6
     if "incorrect" in statuses:
         return 4
+    if not statuses & set(MEASURED):
+        return 6
     return 3 if statuses & {"oom", "timeout", "crashed", "cuda_error"} else 0
 
 
@@ -284,16 +291,18 @@ def _print_json(value: object) -> None:
 def main() -> None:
     """Entry point of the command: a user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except UserError as error:
         code = _fail(str(error), error.exit_code)
-    except click.exceptions.UsageError as error:
+    except USAGE_ERROR as error:
         code = _fail(error.format_message(), 2)
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        code = _fail("interrupted; what was measured is safe, and the same command goes on from there.", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        _fail("interrupted; what was measured is safe, and the same command goes on from there.", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return code

@@ -23,7 +23,7 @@ from pyramidbench.palette import DARK, GRID, INK, MUTED, PAPER
 from pyramidbench.units import integer, one_line, significant, tokens
 
 WIDTH, PANEL, DOT_LINE = 8.0, 3.0, 0.235
-LEFT, FOOT, PANEL_HEAD = 0.8, 0.62, 0.4
+LEFT, FOOT, PANEL_HEAD = 0.95, 0.62, 0.4
 """Inches. At 100 pixels an inch a figure is 800 pixels wide, and no text in it is smaller than 12 pixels."""
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False, "text.color": INK, "figure.dpi": 100,

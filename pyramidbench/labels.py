@@ -10,9 +10,12 @@ from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
+
+from pyramidbench.palette import PAPER
 
 Point = tuple[float, float]
 Side = tuple[float, float, Literal["left", "center", "right"], Literal["bottom", "center", "top"]]
@@ -128,5 +131,6 @@ def _write(axes: Axes, label: Label, side: Side, distance: float) -> None:
         color=label.colour,
         fontsize=label.size,
         zorder=6,
+        path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
         arrowprops={"arrowstyle": "-", "color": label.colour, "lw": 0.6, "shrinkA": 1, "shrinkB": 4} if far else None,
     )

@@ -31,7 +31,7 @@ class Record(BaseModel):
     reason: str | None = _column("why there is no number, or what the reader must know about it")
     method: str = Field(description="name, or name:preset")
     kind: str | None = _column("dense, selection, or bound (an oracle or a floor, not a rival)")
-    backend: str | None = _column("implementation that ran, e.g. triton, reference, sdpa-cudnn")
+    backend: str | None = _column("implementation that ran, e.g. reference (plain torch), sdpa-flash")
     device: str | None = _column("the device's own name")
     batch: int | None = _column("sequences in the call")
     heads: int | None = _column("query heads")
@@ -56,7 +56,9 @@ class Record(BaseModel):
     latency_high_s: float | None = _column("upper end of that interval")
     samples: int | None = _column("timed calls")
     clock: str | None = _column("what timed them, and whether the cache was cold")
-    first_call_s: float | None = _column("the first call, with any compilation; never part of latency_s")
+    first_call_s: float | None = _column(
+        "the first call with any compilation, and the gate's comparison; never part of latency_s"
+    )
     build_s: float | None = _column("building summaries of the keys, median")
     route_s: float | None = _column("scoring and choosing blocks, median")
     index_s: float | None = _column("turning the choice into the lists that the attention reads, median")
@@ -74,7 +76,7 @@ class Record(BaseModel):
     density: float | None = _column("attended pairs ÷ pairs that dense attention computes; dense is 1")
     selected_blocks: float | None = _column("blocks listed per query tile, forced ones included, mean")
     peak_memory_bytes: int | None = _column("peak memory above the inputs during a call")
-    expected_memory_bytes: int | None = _column("the same by formula; a measured peak over 1.5 times this is flagged")
+    expected_memory_bytes: int | None = _column("the same by formula: output and workspace")
     recall: float | None = _column(
         "share of the exact Top-K blocks that was chosen; forced blocks and trivial queries left out"
     )

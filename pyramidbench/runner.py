@@ -85,13 +85,13 @@ def run_cell(cell: Cell, load: Callable[[Cell], Loaded], settings: Settings) -> 
         return failed(cell, settings, "incorrect", str(failure))
     except UserError as error:
         return failed(cell, settings, "unsupported", str(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _write_log(cell, settings, traceback.format_exc())
         status, reason = classify(error)
         return failed(cell, settings, status, reason)
 
 
-def classify(error: Exception) -> tuple[Status, str]:
+def classify(error: BaseException) -> tuple[Status, str]:
     """Status and one-line reason of an unexpected exception."""
     text = " ".join(str(error).split())[:300]
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:

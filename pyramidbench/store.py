@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
@@ -78,17 +79,14 @@ def load_run(path: str | Path) -> Run:
         raise UserError(
             f"'{folder}' is no run: it has no manifest.json. Give the folder that `pyramidbench sweep` named."
         )
-    manifest = json.loads((folder / "manifest.json").read_text())
-    if manifest.get("schema_version", 0) > SCHEMA_VERSION:
-        raise UserError(
-            f"'{folder}' was written with result schema {manifest['schema_version']}; this pyramidbench reads up to "
-            f"{SCHEMA_VERSION}. Upgrade pyramidbench to read it."
-        )
     try:
-        device = Device.model_validate_json((folder / "device.json").read_text())
-        return Run(folder, Manifest.model_validate(manifest), device, _read_records(folder / "cells.jsonl"))
-    except (ValidationError, OSError) as error:
-        raise UserError(f"'{folder}' is damaged: {' '.join(str(error).split())[:200]}") from None
+        manifest = _read_manifest(folder)
+        device = Device.model_validate_json((folder / "device.json").read_bytes())
+        return Run(folder, manifest, device, _read_records(folder / "cells.jsonl"))
+    except UserError:
+        raise
+    except (ValueError, OSError) as error:
+        raise UserError(f"'{folder}' is damaged, and was left as it is: {' '.join(str(error).split())[:200]}") from None
 
 
 class RunWriter:
@@ -99,6 +97,9 @@ class RunWriter:
         self.lock = _locked(folder)
         try:
             self._open(manifest, device)
+        except OSError as error:
+            self.lock.release()
+            raise _unwritable(folder, error) from None
         except BaseException:
             self.lock.release()
             raise
@@ -108,6 +109,11 @@ class RunWriter:
         if (self.folder / "manifest.json").exists():
             self._check_same(load_run(self.folder), manifest, device)
             _drop_torn_line(cells)
+        elif cells.exists():
+            raise UserError(
+                f"'{self.folder}' holds measured cells and no manifest.json that says what they are. "
+                "Give another --out, or --fresh to set the old one aside and start over."
+            )
         else:
             write_whole(self.folder / "device.json", device.model_dump_json(indent=1))
             write_whole(self.folder / "manifest.json", manifest.model_dump_json(indent=1))
@@ -137,7 +143,7 @@ class RunWriter:
             os.fsync(self.stream.fileno())
         except OSError as error:
             raise UserError(
-                f"cannot write to '{self.folder}': {error.strerror}. Free some space, then repeat the command."
+                f"cannot write to '{self.folder}': {error.strerror or error}. Free some space, then repeat the command."
             ) from None
         self.records[record.cell] = record
 
@@ -152,11 +158,22 @@ class RunWriter:
         return datetime.now(UTC).isoformat(timespec="seconds")
 
     def close(self) -> Run:
-        """Export the tables, release the folder, and return the run."""
-        self.stream.close()
+        """Export the tables, release the folder, and return the run.
+
+        Raises:
+            UserError: the tables cannot be written; every cell stays readable.
+        """
+        # Closing flushes what a full disk refused before; whatever was added in full is on disk already.
+        with suppress(OSError):
+            self.stream.close()
         try:
             run = load_run(self.folder)
             run.export()
+        except OSError as error:
+            raise UserError(
+                f"cannot write the tables in '{self.folder}': {error.strerror or error}. The measured cells are safe; "
+                "free some space, then repeat the command."
+            ) from None
         finally:
             self.lock.release()
         return run
@@ -171,13 +188,21 @@ def run_folder(parent: Path, name: str, device: Device, cells: list[str]) -> Pat
 
 
 def set_aside(folder: Path) -> Path | None:
-    """Rename an existing run folder out of the way; returns its new name. Nothing is deleted."""
-    if not folder.exists():
+    """Rename a run folder out of the way and return its new name; None where there is no run. Nothing is deleted.
+
+    Raises:
+        UserError: another process is writing the folder, or it cannot be renamed.
+    """
+    # A folder that is no run, such as a home directory named by mistake, must not be moved.
+    if not any((folder / name).exists() for name in ("manifest.json", "cells.jsonl")):
         return None
     lock = _locked(folder)
     lock.release()
-    kept = folder.with_name(f"{folder.name}.before-{datetime.now(UTC):%Y%m%dT%H%M%SZ}")
-    folder.rename(kept)
+    kept = folder.with_name(f"{folder.resolve().name}.before-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}")
+    try:
+        folder.rename(kept)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
     return kept
 
 
@@ -199,17 +224,33 @@ def _locked(folder: Path) -> FileLock:
     except Timeout:
         raise UserError(f"another process is writing '{folder}'. Wait for it, or give another --out.") from None
     except OSError as error:
-        raise UserError(f"cannot write to '{folder}': {error.strerror}. Give another --out.") from None
+        raise _unwritable(folder, error) from None
     return lock
+
+
+def _unwritable(folder: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write to '{folder}': {error.strerror or error}. Give another --out.")
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    """The manifest. Raises UserError where a newer version wrote it, ValueError where it is damaged."""
+    content = json.loads((folder / "manifest.json").read_bytes())
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise UserError(
+            f"'{folder}' was written with result schema {version}; this pyramidbench reads up to {SCHEMA_VERSION}. "
+            "Upgrade pyramidbench to read it."
+        )
+    return Manifest.model_validate(content)
 
 
 def _read_records(path: Path) -> list[Record]:
     """All whole records; a last line that a crash tore is left out."""
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    records = {record.cell: record for record in map(Record.model_validate_json, whole.splitlines())}
+    # Bytes: the torn line may end inside a character, and only a newline ends a record.
+    lines = path.read_bytes().split(b"\n")[:-1]
+    records = {record.cell: record for record in map(Record.model_validate_json, lines)}
     return list(records.values())
 
 

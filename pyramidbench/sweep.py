@@ -114,16 +114,17 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
         reporter.planned(folder, made.cells, len(made.cells) - len(todo))
         settings = Settings(made.device.kind, made.device.name, folder, made.timing_s, QUALITY_ELEMENTS)
         if todo:
-            _measure(todo, made.estimator, settings, writer, reporter)
+            _measure(made, todo, settings, writer, reporter)
     finally:
         run = writer.close()
     return run
 
 
-def _measure(
-    todo: list[PlannedCell], estimator: Estimator, settings: Settings, writer: RunWriter, reporter: Reporter
-) -> None:
-    exhausted = Exhausted()
+def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
+    estimator, exhausted = made.estimator, Exhausted()
+    for planned in made.cells:
+        if planned.cell.identity in writer.records:
+            exhausted.note(planned.cell, writer.records[planned.cell.identity])
     with working(settings) as worker:
         for index, planned in enumerate(todo):
             reporter.started(planned.cell, estimator.total(later.cell for later in todo[index:] if later.runs))

@@ -35,12 +35,12 @@ class Worker:
         try:
             record: Record = future.result()
         except LimitReached:
-            reason = f"no result after {limit_s + GRACE_S:.0f} s; raise --cell-budget, or shorten the cell"
+            reason = f"no result after {limit_s + GRACE_S:.0f} s, much longer than predicted; try a shorter cell"
             return failed(cell, self.settings, "timeout", reason)
         except ProcessExpired as expired:
             self._renew()
             cause = (
-                "killed, most likely for memory"
+                "was killed, most likely for memory"
                 if expired.exitcode == -9
                 else f"died with exit code {expired.exitcode}"
             )

@@ -6,13 +6,16 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
-from pyramidbench.record import columns
+from pyramidbench.cell import Cell
+from pyramidbench.record import Record, columns
+from pyramidbench.runner import Loaded, Settings, run_cell
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -78,6 +81,21 @@ def causal_mask() -> Callable[[int, int], Tensor]:
         return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
     return make
+
+
+@pytest.fixture
+def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps measure their cells in this process, and the device's peaks in a moment: no seconds of importing torch."""
+
+    class Here:
+        def __init__(self, settings: Settings) -> None:
+            self.settings = settings
+
+        def run(self, cell: Cell, limit_s: float) -> Record:  # noqa: ARG002 - nothing is stopped here
+            return run_cell(cell, lambda wanted: Loaded.of(wanted, torch.device("cpu")), self.settings)
+
+    monkeypatch.setattr("pyramidbench.sweep.working", lambda settings: nullcontext(Here(settings)))
+    monkeypatch.setattr("pyramidbench.device.PEAK_SECONDS", 1e-3)
 
 
 SHOWN_METHODS = {
