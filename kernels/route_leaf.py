@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyramidbench.kernels.route_walk import forced_interval, score_row
+from pyramidbench.kernels.route_walk import forced_interval, score_row, write_list
 from pyramidbench.kernels.top_k import best, log_sum_exp
 
 
@@ -169,14 +169,5 @@ def _leaf(
             scores = tl.load(score_ptr + slot, mask=slot < found, other=0.0)
             chosen = best(scores, chosen, keep)
             tl.debug_barrier()
-        order = tl.cumsum(chosen.to(tl.int32))
-        kept = tl.sum(chosen.to(tl.int32))
-        row_ptr = out_ptr + item * out_width
-        tl.store(row_ptr + sink_end + order - 1, block, mask=chosen)
-        for start in range(0, out_width, SLOTS):
-            place = start + slot
-            value = tl.where(place < sink_end, place, place - kept - sink_end + local_start)
-            value = tl.where(place < forced + kept, value, -1)
-            edge = (place < sink_end) | (place >= sink_end + kept)
-            tl.store(row_ptr + place, value, mask=edge & (place < out_width))
-        tl.store(count_ptr + item, forced + kept)
+        length = write_list(out_ptr + item * out_width, block, chosen, sink_end, local_start, forced, out_width)
+        tl.store(count_ptr + item, length)

@@ -147,6 +147,40 @@ def _load_rows(
 
 
 @triton.jit
+def _candidates(list_ptr, slot, slots, listed, lo, hi, BRANCHING: tl.constexpr):
+    """Nodes at places `slot` of a level's candidates, and whether they may be ranked; without a list, lo + slot."""
+    parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
+    node = tl.where(listed == 0, lo + slot, parent * BRANCHING + slot % BRANCHING)
+    return node, (slot < slots) & (node >= lo) & (node < hi)
+
+
+@triton.jit
+def _load_nodes(at, mask, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
+    """u and w of nodes, [n, BLOCK_D] each; the mean twice without bounds."""
+    u = tl.load(at, mask=mask, other=0.0)
+    if HAS_BOUNDS:
+        return u, tl.load(at + HEAD_DIM, mask=mask, other=0.0)
+    return u, u
+
+
+@triton.jit
+def write_list(row_ptr, block, chosen, sink_end, local_start, forced, out_width):
+    """Merge the chosen blocks [n] with the forced ones into one ascending list, padded with -1; returns its length.
+
+    Sinks [0, sink_end) come before every chosen block, local blocks from local_start (not below sink_end) on after.
+    """
+    kept = tl.sum(chosen.to(tl.int32))
+    tl.store(row_ptr + sink_end + tl.cumsum(chosen.to(tl.int32)) - 1, block, mask=chosen)
+    for start in range(0, out_width, block.shape[0]):
+        place = start + tl.arange(0, block.shape[0])
+        value = tl.where(place < sink_end, place, place - kept - sink_end + local_start)
+        value = tl.where(place < forced + kept, value, -1)
+        edge = (place < sink_end) | (place >= sink_end + kept)
+        tl.store(row_ptr + place, value, mask=edge & (place < out_width))
+    return forced + kept
+
+
+@triton.jit
 def _walk(
     q_ptr,
     nodes_ptr,
@@ -205,7 +239,11 @@ def _walk(
         first, sink_end, local_start, local_end = forced_interval(
             tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL
         )
-        forced = sink_end + tl.maximum(local_end - tl.maximum(local_start, sink_end), 0)
+        # Leaves before `complete` lie before every local block and are whole for the tile.
+        complete = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start)
+        local_start = tl.maximum(local_start, sink_end)
+        forced = sink_end + tl.maximum(local_end - local_start, 0)
+        row_ptr = out_ptr + item * out_width
         if IS_MEAN:
             held = tl.minimum(seq_len_q - tile * QUERY_TILE, QUERY_TILE)
             high, low = _mean_query(
@@ -232,13 +270,11 @@ def _walk(
             lo = tl.cdiv(sink_end, span)
             hi = size
             if IS_CAUSAL:
-                hi = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start) // span
-            at_start = step == 0
-            slots = tl.where(at_start, hi - lo, BRANCHING * (kept + 2))
-            listed = tl.where(at_start, 0, slots)
-            parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
-            node = tl.where(at_start, lo + slot, parent * BRANCHING + slot % BRANCHING)
-            allowed = (slot < slots) & (node >= lo) & (node < hi)
+                hi = complete // span
+            # At the start there is no list yet: all that may be ranked is a candidate.
+            listed = tl.where(step == 0, 0, BRANCHING * (kept + 2))
+            slots = tl.where(step == 0, hi - lo, listed)
+            node, allowed = _candidates(list_ptr, slot, slots, listed, lo, hi, BRANCHING)
             found = tl.sum(allowed.to(tl.int32))
             keep = inner_width
             if step == levels - 1:
@@ -248,16 +284,11 @@ def _walk(
             if found > keep:
                 for start in range(0, slots, CHUNK):
                     place = start + tl.arange(0, CHUNK)
-                    above = tl.load(list_ptr + place // BRANCHING, mask=place < listed, other=-1)
-                    here = tl.where(at_start, lo + place, above * BRANCHING + place % BRANCHING)
-                    real = (place < slots) & (here >= lo) & (here < hi)
+                    here, real = _candidates(list_ptr, place, slots, listed, lo, hi, BRANCHING)
                     # of shape [CHUNK, BLOCK_D]
                     at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
                     mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
-                    u = tl.load(at, mask=mask, other=0.0)
-                    w = u
-                    if HAS_BOUNDS:
-                        w = tl.load(at + HEAD_DIM, mask=mask, other=0.0)
+                    u, w = _load_nodes(at, mask, HEAD_DIM, HAS_BOUNDS)
                     keys = tl.minimum(
                         seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE
                     )
@@ -284,27 +315,18 @@ def _walk(
                 chosen = best(scores, allowed, keep)
             else:
                 chosen = allowed
-            order = tl.cumsum(chosen.to(tl.int32))
             kept = tl.sum(chosen.to(tl.int32))
+            order = tl.cumsum(chosen.to(tl.int32))
             tl.debug_barrier()
             if step < levels - 1:
-                tl.store(list_ptr + order, node, mask=chosen)
                 tl.store(list_ptr, lo - 1)
+                tl.store(list_ptr + order, node, mask=chosen)
                 tl.store(list_ptr + kept + 1, tl.where(hi >= lo, hi, -1))
                 tl.debug_barrier()
+            elif WITH_FORCED:
+                length = write_list(row_ptr, node, chosen, sink_end, local_start, forced, out_width)
+                tl.store(count_ptr + item, length)
             else:
-                row_ptr = out_ptr + item * out_width
-                if WITH_FORCED:
-                    tl.store(row_ptr + sink_end + order - 1, node, mask=chosen)
-                    for start in range(0, out_width, SLOTS):
-                        place = start + slot
-                        local = place - kept - sink_end + tl.maximum(local_start, sink_end)
-                        value = tl.where(place < sink_end, place, tl.where(local < local_end, local, -1))
-                        value = tl.where(place < forced + kept, value, -1)
-                        edge = (place < sink_end) | (place >= sink_end + kept)
-                        tl.store(row_ptr + place, value, mask=edge & (place < out_width))
-                    tl.store(count_ptr + item, forced + kept)
-                else:
-                    tl.store(row_ptr + order - 1, node, mask=chosen)
-                    tl.store(count_ptr + item, kept)
+                tl.store(row_ptr + order - 1, node, mask=chosen)
+                tl.store(count_ptr + item, kept)
             span = span // BRANCHING
