@@ -8,7 +8,7 @@ CAPTURE := .captures/smollm2-python.safetensors
 .PHONY: demo test setup model lint types format clean
 
 demo: setup $(CAPTURE)
-	$(BIN)/pyramidbench sweep demo --input $(CAPTURE)
+	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 1s
 
 test: setup model lint types
 	$(BIN)/pytest

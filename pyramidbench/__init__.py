@@ -6,14 +6,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyramidbench.api import pyramid_attention, select_blocks, sparse_attention
+    from pyramidbench.api import pyramid_attention, select_blocks, sparse_attention, sweep
     from pyramidbench.errors import UserError
     from pyramidbench.method import BlockMethod, Method
     from pyramidbench.oracle import block_mass
     from pyramidbench.problem import Problem
     from pyramidbench.selection import BlockSelection
     from pyramidbench.store import Run, load_run
-    from pyramidbench.sweep import sweep
 
 __version__ = "0.1.0"
 
@@ -44,7 +43,7 @@ _HOME = {
     "pyramid_attention": "api",
     "select_blocks": "api",
     "sparse_attention": "api",
-    "sweep": "sweep",
+    "sweep": "api",
 }
 
 

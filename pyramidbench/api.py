@@ -1,10 +1,12 @@
-"""The functions that Python users call: choose blocks, attend to them, or both at once."""
+"""The functions that Python users call: choose blocks, attend to them, both at once, or measure methods."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from enum import Enum
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -13,8 +15,11 @@ from pyramidbench.method import Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
 from pyramidbench.selection import BlockSelection
+from pyramidbench.store import Run
+from pyramidbench.suite import Suite, choose_suite
+from pyramidbench.sweeping import CELL_BUDGET_S, TIMING_S, make_plan, run_plan
 
-__all__ = ["pyramid_attention", "select_blocks", "sparse_attention"]
+__all__ = ["pyramid_attention", "select_blocks", "sparse_attention", "sweep"]
 
 
 class _Preset(Enum):
@@ -104,6 +109,54 @@ def select_blocks(
     if selection is None:
         raise ValueError(f"method '{method}' attends to all keys: it has no selection; accepted: a block method.")
     return selection
+
+
+def sweep(
+    suite: str | Suite | None = None,
+    *,
+    seq: str | None = None,
+    seq_kv: str | None = None,
+    method: Sequence[str] = (),
+    input: str | None = None,
+    top_k: str | None = None,
+    sparsity: str | None = None,
+    keep: str | None = None,
+    levels: str | None = None,
+    block_size: str | None = None,
+    query_tile: str | None = None,
+    heads: str | None = None,
+    head_dim: str | None = None,
+    batch: str | None = None,
+    dtype: str | None = None,
+    layers: str | None = None,
+    causal: bool = True,
+    seed: int = 0,
+    timed: bool = True,
+    device: str = "auto",
+    out: str | Path | None = None,
+    fresh: bool = False,
+    timing_s: float = TIMING_S,
+    cell_budget_s: float = CELL_BUDGET_S,
+) -> Run:
+    """Measure methods against each other and return the run, whose `.frame` is one row per cell.
+
+    Give a suite (a name, the path of a TOML file, or a Suite; then `input` is the capture that it asks for), or axes as
+    on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`, `keep="5%"`. A call with the same
+    arguments goes on where an interrupted one stopped. Cells run in a child process, which imports your script: call this
+    under `if __name__ == "__main__":`.
+
+    Raises:
+        UserError: an argument that is not accepted, or a folder that cannot be used; nothing measured is lost.
+    """
+    axes: dict[str, Any] = {
+        "seq": seq, "seq_kv": seq_kv, "method": method, "top_k": top_k, "sparsity": sparsity, "keep": keep,
+        "levels": levels, "block_size": block_size, "query_tile": query_tile, "heads": heads, "head_dim": head_dim,
+        "batch": batch, "dtype": dtype, "layers": layers,
+    }  # fmt: skip
+    chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=timed)
+    capture = None if suite is None else input
+    made = make_plan(chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
+    return run_plan(made, out=None if out is None else Path(out), fresh=fresh)
 
 
 def _demand(method: Method, problem: Problem) -> None:

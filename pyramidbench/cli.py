@@ -11,10 +11,40 @@ import typer
 from typer import Argument, Option
 
 from pyramidbench.errors import UserError
+from pyramidbench.flags import (
+    AsJson,
+    Batch,
+    BlockSize,
+    Causal,
+    CellBudget,
+    DeviceName,
+    DryRun,
+    DType,
+    Fresh,
+    HeadDim,
+    Heads,
+    Input,
+    Keep,
+    Layers,
+    Levels,
+    Methods,
+    Out,
+    Pass,
+    QueryTile,
+    Seed,
+    Seq,
+    SeqQ,
+    Sparsity,
+    SuiteName,
+    Text,
+    Timing,
+    TopK,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pyramidbench.plan import PlannedCell
     from pyramidbench.store import Run
     from pyramidbench.suite import Suite
 
@@ -28,38 +58,6 @@ USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """Click's UsageError, wherever it is: newer versions of typer carry a copy of click inside."""
 INTERRUPTED = 130
 
-Text = str | None
-SuiteName = Annotated[Text, Argument(metavar="[SUITE]", help="a suite's name, or a TOML file; without it, axes below")]
-Seq = Annotated[Text, Option(help="lengths in tokens: 4k..256k, 4k..64k:x4, 1k,4k,16k", rich_help_panel="Axes")]
-SeqQ = Annotated[
-    Text, Option("--seq-kv", help="key lengths, paired with --seq, where they differ", rich_help_panel="Axes")
-]
-Methods = Annotated[
-    list[str] | None, Option("--method", help="name, name:preset or file.py, comma-separated", rich_help_panel="Axes")
-]
-Input = Annotated[Text, Option(help="normal, topics, needles, or a capture (FILE.safetensors)", rich_help_panel="Axes")]
-TopK = Annotated[Text, Option(help="blocks kept by rank: 8,16", rich_help_panel="Budget (one of three)")]
-Sparsity = Annotated[Text, Option(help="share of causal pairs to drop: 0.9", rich_help_panel="Budget (one of three)")]
-Keep = Annotated[Text, Option(help="2048tok, 64blk or 5%", rich_help_panel="Budget (one of three)")]
-Levels = Annotated[Text, Option(help="levels of the pyramid: 1,2,4,full,auto", rich_help_panel="Axes")]
-BlockSize = Annotated[Text, Option(help="keys in a block", rich_help_panel="Axes")]
-QueryTile = Annotated[Text, Option(help="queries that share a set; 1 is token level", rich_help_panel="Axes")]
-Heads = Annotated[Text, Option(help="query heads, or query:key/value heads, as 32:8", rich_help_panel="Axes")]
-HeadDim = Annotated[Text, Option(help="dimension of a head", rich_help_panel="Axes")]
-Batch = Annotated[Text, Option(help="sequences in a call", rich_help_panel="Axes")]
-DType = Annotated[Text, Option(help="float32, bfloat16 or float16", rich_help_panel="Axes")]
-Layers = Annotated[Text, Option(help="layers of a capture; all without it", rich_help_panel="Axes")]
-Pass = Annotated[str, Option("--pass", help="forward", rich_help_panel="Axes")]
-Causal = Annotated[bool, Option("--causal/--no-causal", help="whether queries see later keys", rich_help_panel="Axes")]
-Seed = Annotated[int, Option(min=0, help="seed of the inputs", rich_help_panel="Axes")]
-DeviceName = Annotated[str, Option("--device", help="auto, cpu or cuda")]
-Out = Annotated[Path | None, Option(help="the run's folder; the same command goes on there")]
-Fresh = Annotated[bool, Option("--fresh", help="start over; an existing folder is renamed, not deleted")]
-DryRun = Annotated[bool, Option("--dry-run", help="print the plan and stop")]
-Timing = Annotated[str, Option("--timing", help="time of repeated calls per cell, as 2s")]
-CellBudget = Annotated[str, Option("--cell-budget", help="cells predicted to take longer are skipped, as 60s or 10m")]
-AsJson = Annotated[bool, Option("--json", help="print JSON for scripts")]
-
 
 @app.command()
 def sweep(
@@ -68,16 +66,18 @@ def sweep(
     query_tile: QueryTile = None, heads: Heads = None, head_dim: HeadDim = None, batch: Batch = None,
     dtype: DType = None, seq_kv: SeqQ = None, layers: Layers = None, pass_: Pass = "forward", causal: Causal = True,
     seed: Seed = 0, device: DeviceName = "auto", out: Out = None, fresh: Fresh = False, dry_run: DryRun = False,
-    timing: Timing = "2s", cell_budget: CellBudget = "60s", json: AsJson = False,
+    timing: Timing = "2s", cell_budget: CellBudget = "120s", json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure methods over lengths, budgets and level counts: time, memory and quality in one row per cell."""
+    from pyramidbench.suite import choose_suite
+
     axes = {
         "seq": seq, "method": method, "top_k": top_k, "sparsity": sparsity, "keep": keep, "levels": levels,
         "block_size": block_size, "query_tile": query_tile, "heads": heads, "head_dim": head_dim, "batch": batch,
         "dtype": dtype, "seq_kv": seq_kv, "layers": layers,
     }  # fmt: skip
-    made = _suite(suite, axes, input, pass_=pass_, causal=causal, seed=seed, timed=True)
-    run = _measured(made, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json)
+    chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=True, pass_=pass_)
+    run = _measured(chosen, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json)
     if run is None:
         return
     from pyramidbench.render import show_results
@@ -96,10 +96,15 @@ def recall(
     suite: SuiteName = None, seq: Seq = None, method: Methods = None, input: Input = None, top_k: TopK = None,
     sparsity: Sparsity = None, keep: Keep = None, levels: Levels = None, block_size: BlockSize = None,
     query_tile: QueryTile = None, layers: Layers = None, seed: Seed = 0, device: DeviceName = "auto", out: Out = None,
-    fresh: Fresh = False, dry_run: DryRun = False, cell_budget: CellBudget = "60s", json: AsJson = False,
+    fresh: Fresh = False, dry_run: DryRun = False, cell_budget: CellBudget = "120s", json: AsJson = False,
     by: Annotated[Text, Option(help="break down by: length,budget,levels,tile,block,layer,head")] = None,
 ) -> None:  # fmt: skip
     """Measure quality only: recall of the important blocks against exact Top-K, attention mass kept, output error."""
+    from pyramidbench.recall_table import check_breakdowns
+    from pyramidbench.suite import choose_suite
+
+    breakdowns = [part.strip() for part in (by or "").split(",") if part.strip()]
+    check_breakdowns(breakdowns)
     if input == "normal":
         raise UserError("input 'normal' is random: it measures no quality. Use topics, needles, or a capture.")
     axes = {
@@ -109,8 +114,8 @@ def recall(
     }  # fmt: skip
     if suite is not None:
         axes["method"] = method
-    made = _suite(suite, axes, input, pass_="forward", causal=True, seed=seed, timed=False)
-    run = _measured(made, input if suite else None, device, out, fresh, dry_run, "2s", cell_budget, json)
+    chosen = choose_suite(suite, axes, input=input, causal=True, seed=seed, timed=False)
+    run = _measured(chosen, input if suite else None, device, out, fresh, dry_run, "2s", cell_budget, json)
     if run is None:
         return
     from pyramidbench.render import show_recall
@@ -118,7 +123,7 @@ def recall(
     if json:
         _print_json(run.frame.to_json(orient="records"))
     else:
-        show_recall(_console(), run.frame, [part.strip() for part in (by or "").split(",") if part.strip()])
+        show_recall(_console(), run.frame, breakdowns)
         _say(_console(), f"Run: {run.path}")
     raise typer.Exit(exit_code(run))
 
@@ -205,43 +210,33 @@ def doctor(device: DeviceName = "auto", json: AsJson = False) -> None:
     raise typer.Exit(0 if all(finding.fine for finding in findings) else 6)
 
 
-def _suite(
-    name: Text, axes: dict[str, object], input: Text, *, pass_: str, causal: bool, seed: int, timed: bool
-) -> Suite:
-    """The named suite, or one from the axes; a mixture of both is refused."""
-    from pyramidbench.suite import load_suite, suite_from_flags
-
-    given = {key: value for key, value in axes.items() if value not in (None, [])}
-    if name is None:
-        if "seq" not in given:
-            raise UserError("no suite and no lengths. Give a suite (`pyramidbench list suites`), or --seq 4k..64k.")
-        inputs = [] if input is None else [input]
-        return suite_from_flags(**given, input=inputs, pass_=pass_, causal=causal, seed=seed, timed=timed)  # type: ignore[arg-type]
-    if given:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
-        raise UserError(f"suite '{name}' has its own axes; leave out {flags}, or leave out the suite.")
-    return load_suite(name)
-
-
 def _measured(
     suite: Suite, capture: Text, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str,
-    cell_budget: str, quiet: bool,
+    cell_budget: str, as_json: bool,
 ) -> Run | None:  # fmt: skip
     """Plan and run a suite, with progress; None after a dry run."""
     from pyramidbench.axes import parse_duration
     from pyramidbench.progress import SweepProgress
     from pyramidbench.render import show_plan
-    from pyramidbench.sweep import make_plan, run_plan
+    from pyramidbench.sweeping import make_plan, run_plan
 
     made = make_plan(
         suite, capture=capture, device=device, timing_s=parse_duration(timing, "--timing"),
         cell_budget_s=parse_duration(cell_budget, "--cell-budget"),
     )  # fmt: skip
-    if dry_run:
+    if dry_run and as_json:
+        _print_json([_planned_json(planned) for planned in made.cells])
+    elif dry_run:
         show_plan(_console(), made.cells)
+    if dry_run:
         return None
-    with SweepProgress(_console(error=quiet)) as progress:
+    with SweepProgress(_console(error=as_json)) as progress:
         return run_plan(made, out=out, fresh=fresh, reporter=progress)
+
+
+def _planned_json(planned: PlannedCell) -> dict[str, object]:
+    estimate = {"seconds": planned.seconds, "memory_bytes": planned.memory_bytes}
+    return {**planned.cell.model_dump(), "verdict": planned.verdict, "reason": planned.reason, **estimate}
 
 
 def _report(runs: Sequence[Run], out: Path | None) -> list[str]:

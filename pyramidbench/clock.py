@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
@@ -121,41 +120,34 @@ def _settled(samples: list[float]) -> bool:
     return median_interval(samples).relative_half_width <= CLOSE_ENOUGH
 
 
-@dataclass
 class StageTimer:
-    """Collects the seconds of each named stage while a call runs under `listening(timer)`."""
+    """Adds up the seconds of each named stage while a call runs under `listening(timer)`."""
 
-    device: torch.device
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        with self.region(name):
-            yield
-
-    @contextmanager
-    def region(self, name: str) -> Iterator[None]:
-        """Time the enclosed work as stage `name`; the device is synchronised at both ends."""
+        """Time the enclosed work as part of stage `name`; the device is synchronised at both ends."""
         _wait(self.device)
         start = time.perf_counter()
         yield
         _wait(self.device)
-        self.seconds.setdefault(name, []).append(time.perf_counter() - start)
-
-    def medians(self) -> dict[str, float]:
-        """Median seconds of each stage."""
-        return {name: median(taken) for name, taken in self.seconds.items()}
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
 def stage_times(select: Call, attend: Call, device: torch.device, repeats: int) -> dict[str, float]:
     """Median seconds of the stages inside `select`, of "select" as a whole, and of "attend"."""
-    timer = StageTimer(device)
+    calls = []
     for _ in range(repeats):
-        with listening(timer), timer.region("select"):
+        timer = StageTimer(device)
+        with listening(timer), timer("select"):
             select()
-        with timer.region("attend"):
+        with timer("attend"):
             attend()
-    return timer.medians()
+        calls.append(timer.seconds)
+    return {name: median(call.get(name, 0.0) for call in calls) for name in calls[0]}
 
 
 def _wait(device: torch.device) -> None:

@@ -20,7 +20,7 @@ PROBLEM = [
 BUDGET = ["block_size", "top_k", "levels", "query_tile"]
 KEYS = ["method", "kind", "backend", *PROBLEM, *BUDGET, "parameters"]
 """Columns that two cells must share before they may be averaged: all but layer and seed."""
-SETTING = [column for column in PROBLEM if column not in ("seq_len", "seq_len_kv")]
+SETTING = [*(column for column in PROBLEM if column not in ("seq_len", "seq_len_kv")), "layers"]
 MEANS = [
     "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "attend_s", "tokens_per_s",
     "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept", "mass_kept_p5",
@@ -34,7 +34,7 @@ Row = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Rows of a summary that may stand in one table or figure: one device, input, head shape, dtype and block size."""
+    """Rows that may stand in one table or figure: one device, input, set of layers, head shape, dtype and block size."""
 
     text: str
     rows: pd.DataFrame
@@ -99,7 +99,8 @@ def _key(row: Row, keys: Iterable[str]) -> tuple[object, ...]:
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per method, problem, input and budget: the mean over layers and seeds, with the count as `cells`.
 
-    Quality and time are means; worst heads and sample counts are the weakest, memory the largest; `speedup` is the
+    Timed and untimed cells are kept apart, and `layers` names what a mean is over: means over different layers are never
+    compared. Quality and time are means; worst heads and sample counts are the weakest, memory the largest; `speedup` is the
     geometric mean of the ratios, each within its layer. Rows without numbers are joined where status and reason agree.
     `label` tells apart rows of one method whose parameters differ beyond the budget, e.g. "pyramid beam=1".
     """
@@ -107,10 +108,13 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     source["device"] = _only_value_filled(source["device"])
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in source.to_dict("records"):
-        outcome = ("measured",) if row["status"] in MEASURED else (row["status"], str(row["reason"]))
+        measured_how = ("measured", is_missing(row["latency_s"]))
+        outcome = measured_how if row["status"] in MEASURED else (row["status"], str(row["reason"]))
         groups.setdefault((*_key(row, KEYS), *outcome), []).append(row)
     numbers = [*MEANS, *WEAKEST, *LARGEST, "speedup"]
-    summary = pd.DataFrame(map(_joined, groups.values()), columns=["status", "cells", *KEYS, *numbers, *TEXTS])
+    summary = pd.DataFrame(
+        map(_joined, groups.values()), columns=["status", "cells", "layers", *KEYS, *numbers, *TEXTS]
+    )
     numeric = ["seq_len", "seq_len_kv", *BUDGET, *numbers]
     summary[numeric] = summary[numeric].apply(pd.to_numeric)
     summary["label"] = labels(summary)
@@ -119,7 +123,9 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
 def _joined(rows: list[Row]) -> Row:
     """One row for cells that differ in layer and seed only."""
-    joined: Row = {"status": _weakest_status(rows), "cells": len(rows)}
+    layers = sorted({int(row["layer"]) for row in rows if not is_missing(row["layer"])})
+    named = ", ".join(str(layer) for layer in layers) or None
+    joined: Row = {"status": _weakest_status(rows), "cells": len(rows), "layers": named}
     joined |= {key: None if is_missing(rows[0][key]) else rows[0][key] for key in KEYS}
     for names, join in ((MEANS, fmean), (WEAKEST, min), (LARGEST, max), (["speedup"], geometric_mean), (TEXTS, _first)):
         for name in names:
@@ -177,8 +183,10 @@ def settings(summary: pd.DataFrame) -> list[Setting]:
 
 def _setting_text(row: pd.Series, block_size: float | None, queries: int) -> str:
     heads, kv_heads = integer(row["heads"]), integer(row["kv_heads"])
+    several = "," in str(row["layers"])
     parts = [
         one_line(row["input"]),
+        "" if is_missing(row["layers"]) else f"mean of layers {row['layers']}" if several else f"layer {row['layers']}",
         f"batch {integer(row['batch'])}",
         f"{heads} heads" if heads == kv_heads else f"{heads}:{kv_heads} heads",
         f"head dim {integer(row['head_dim'])}",

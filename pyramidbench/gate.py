@@ -7,11 +7,13 @@ with later keys and values replaced by garbage, all earlier queries choose the s
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from pyramidbench.device import synchronize
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.oracle import exact_rows, sample_tiles
 from pyramidbench.problem import DTYPES, Problem
@@ -29,12 +31,16 @@ class GateFailure(Exception):
 
 @dataclass(frozen=True)
 class Passed:
-    """What came out of a call that passed: its largest error against fp64, and how large it might have been."""
+    """What came out of a call that passed: its largest error against fp64, and how large it might have been.
+
+    `seconds` is the wall time of the call alone.
+    """
 
     selection: BlockSelection | None
     output: Tensor
     error: float
     allowed: float
+    seconds: float
 
 
 def check_call(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Passed:
@@ -44,8 +50,11 @@ def check_call(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem
         GateFailure: the first fault found.
     """
     copies = [tensor.clone() for tensor in (q, k, v)]
+    start = time.perf_counter()
     selection = method.select(q, k, problem)
     output = method.attend(q, k, v, selection, problem)
+    synchronize(q.device)
+    seconds = time.perf_counter() - start
     for name, tensor, copy in zip("qkv", (q, k, v), copies, strict=True):
         if not torch.equal(tensor, copy):
             raise GateFailure(f"the method changed its input {name}")
@@ -59,10 +68,10 @@ def check_call(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem
             selection.check()
         except ValueError as error:
             raise GateFailure(str(error)) from None
-    error, allowed = _errors(method, q, k, v, problem, selection, output)
-    if error > allowed:
-        raise GateFailure(f"output error {error:.3g} against fp64 under the method's own blocks; allowed {allowed:.3g}")
-    return Passed(selection, output, error, allowed)
+    worst, allowed = _errors(method, q, k, v, problem, selection, output)
+    if worst > allowed:
+        raise GateFailure(f"output error {worst:.3g} against fp64 under the method's own blocks; allowed {allowed:.3g}")
+    return Passed(selection, output, worst, allowed, seconds)
 
 
 def check_causal(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem, passed: Passed) -> None:

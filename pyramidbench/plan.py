@@ -31,10 +31,10 @@ CALL_S = {"cpu": 1e-3, "cuda": 1e-4}
 CHECKS_S = {True: 1.0, False: 0.5}
 """Gate and quality, by whether the cell is timed: work that is sampled, so it hardly grows with length."""
 
-CHECKED_CALLS = 2
-"""Calls that the gate makes."""
-TIMED_CALLS = 5
-"""Further calls of a timed cell outside the clock: its stages three times, memory, and the gate again."""
+CHECKED_CALLS = {True: 2, False: 1}
+"""Calls that the gate makes, by whether the cell is timed: only a timed one is checked for look-ahead."""
+TIMED_CALLS = 3
+"""Further calls of a timed cell outside the clock: its stages (more often where calls are short), memory, the gate again."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES
 """Calls under the clock at least: one to learn how long it takes, and the samples."""
 
@@ -129,8 +129,8 @@ class Estimator:
 
     def _calls_s(self, cell: Cell, call_s: float) -> float:
         if not cell.timed:
-            return CHECKED_CALLS * call_s
-        return (CHECKED_CALLS + TIMED_CALLS) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
+            return CHECKED_CALLS[False] * call_s
+        return (CHECKED_CALLS[True] + TIMED_CALLS) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
@@ -155,12 +155,13 @@ def plan(
     description of a capture, and None for a synthetic input.
     """
     describe_once = cache(describe)
-    return [_judge(cell, estimator, budget_s, memory_bytes, describe_once) for cell in cells]
+    return [judge(cell, estimator, budget_s, memory_bytes, describe_once) for cell in cells]
 
 
-def _judge(
-    cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput
+def judge(
+    cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput = describe_input
 ) -> PlannedCell:
+    """The verdict on one cell, by what the estimator knows now."""
     method, problem = cell.make_method(), cell.problem(estimator.device_kind)
     reason = method.unavailable() or method.unsupported(problem) or _input_limit(cell, describe(cell.input))
     if reason is not None:
@@ -172,7 +173,7 @@ def _judge(
             "use a shorter --seq, or fewer --heads or --batch"
         )
     elif seconds > budget_s:
-        calls = CHECKED_CALLS + (TIMED_CALLS + CLOCK_CALLS if cell.timed else 0)
+        calls = CHECKED_CALLS[cell.timed] + (TIMED_CALLS + CLOCK_CALLS if cell.timed else 0)
         reason = (
             f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
             "raise --cell-budget"

@@ -46,6 +46,13 @@ MEASURES = (RECALL, WORST, WORST_HEAD, MASS, MASS_RATIO, OUTSIDE, ERROR)
 Titled = tuple[str, list[Column], list[list[Row]]]
 
 
+def check_breakdowns(by: Sequence[str]) -> None:
+    """Raise UserError if `by` has a word that is not in BREAKDOWNS."""
+    for word in by:
+        if word not in BREAKDOWNS:
+            raise unknown("breakdown", word, BREAKDOWNS)
+
+
 def recall_tables(frame: pd.DataFrame, by: Sequence[str]) -> list[Titled]:
     """A table for each setting that has a recall: its title, columns, and rows in blocks of one value of `by`.
 
@@ -55,9 +62,7 @@ def recall_tables(frame: pd.DataFrame, by: Sequence[str]) -> list[Titled]:
     Raises:
         UserError: `by` has a word that is not in BREAKDOWNS.
     """
-    for word in by:
-        if word not in BREAKDOWNS:
-            raise unknown("breakdown", word, BREAKDOWNS)
+    check_breakdowns(by)
     leading = [BREAKDOWNS[word] for word in [*by, *(word for word in ALWAYS if word not in by)]]
     measures = (RECALL, MASS) if "head" in by else MEASURES
     columns = [*leading[: len(by)], METHOD, *leading[len(by) :], *measures]
@@ -83,7 +88,10 @@ def _broken_down(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
         part = summarise(rows)
         part[wanted] = pd.DataFrame([values] * len(part), columns=wanted, index=part.index)
         parts.append(part)
-    return pd.concat(parts, ignore_index=True) if parts else summarise(frame)
+    if not parts:
+        return summarise(frame)
+    joined = pd.concat(parts, ignore_index=True)
+    return joined.assign(layers=None) if "layer" in by else joined
 
 
 def _each_head(frame: pd.DataFrame) -> pd.DataFrame:

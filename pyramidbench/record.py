@@ -56,9 +56,7 @@ class Record(BaseModel):
     latency_high_s: float | None = _column("upper end of that interval")
     samples: int | None = _column("timed calls")
     clock: str | None = _column("what timed them, and whether the cache was cold")
-    first_call_s: float | None = _column(
-        "the first call with any compilation, and the gate's comparison; never part of latency_s"
-    )
+    first_call_s: float | None = _column("wall time of the first call, with any compilation; never part of latency_s")
     build_s: float | None = _column("building summaries of the keys, median")
     route_s: float | None = _column("scoring and choosing blocks, median")
     index_s: float | None = _column("turning the choice into the lists that the attention reads, median")

@@ -24,7 +24,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
 from pyramidbench.frame import with_speedups
-from pyramidbench.record import SCHEMA_VERSION, Record, columns
+from pyramidbench.record import MEASURED, SCHEMA_VERSION, Record, columns
 
 
 class Manifest(BaseModel):
@@ -148,9 +148,9 @@ class RunWriter:
         self.records[record.cell] = record
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether a cell needs no further attempt: a skipped one is planned anew, any other outcome stands."""
+        """Whether a cell needs no further attempt: it was measured, or found wrong. Everything else is tried again."""
         record = self.records.get(cell.identity)
-        return record is not None and record.status not in ("skipped", "oom_predicted")
+        return record is not None and record.status in (*MEASURED, "incorrect")
 
     @staticmethod
     def now() -> str:

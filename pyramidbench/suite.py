@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,7 +32,7 @@ class Suite(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(min_length=1)
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str = ""
     grids: tuple[Grid, ...] = Field(alias="grid", min_length=1)
 
@@ -137,6 +138,34 @@ def suite_from_flags(
 def _split(values: Sequence[str]) -> list[str]:
     """Text at its commas, or each text of a list at its commas."""
     return [part.strip() for text in ([values] if isinstance(values, str) else values) for part in text.split(",")]
+
+
+def choose_suite(
+    suite: str | Suite | None,
+    axes: Mapping[str, Any],
+    *,
+    input: str | None,
+    causal: bool,
+    seed: int,
+    timed: bool,
+    pass_: str = "forward",
+) -> Suite:
+    """The suite that was named or given, or one of `axes` (keywords of `suite_from_flags`, None where not given).
+
+    Raises:
+        UserError: both or neither were given, or what `load_suite` and `suite_from_flags` refuse.
+    """
+    given = {key: value for key, value in axes.items() if value not in (None, [], ())}
+    if suite is None:
+        if "seq" not in given:
+            raise UserError("no suite and no lengths; give a suite (`pyramidbench list suites`), or --seq 4k..64k.")
+        inputs = [] if input is None else [input]
+        return suite_from_flags(**given, input=inputs, causal=causal, seed=seed, timed=timed, pass_=pass_)
+    chosen = load_suite(suite) if isinstance(suite, str) else suite
+    if given:
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        raise UserError(f"suite '{chosen.name}' has its own axes; leave out {flags}, or leave out the suite.")
+    return chosen
 
 
 def _parse(content: bytes, source: str) -> Suite:

@@ -88,23 +88,22 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that one looks at together: one length, one tile."""
+    """Rows that one looks at together: one length, one tile, one budget."""
 
     length: float
-    tile: float | None
     rows: list[Row]
 
 
 def groups(setting: Setting) -> Iterator[Group]:
-    """The measured rows of a setting by length and tile: dense first, then by falling mass kept. Dense rows, which have
-    no tile, stand in every group of their length."""
+    """The measured rows of a setting by length, tile and K: dense first, then by falling mass kept. Dense rows, which
+    have neither tile nor K, stand in every group of their length."""
     rows = measured(setting.rows)
     for length, here in rows.groupby("seq_len_kv"):
         dense = here[here["query_tile"].isna()].sort_values("latency_s")
-        tiles = sorted(here["query_tile"].dropna().unique()) or [None]
-        for tile in tiles:
-            chosen = here[here["query_tile"] == tile].sort_values("mass_kept", ascending=False)
-            yield Group(float(str(length)), tile, rows_of(pd.concat([dense, chosen])))
+        chosen = here[here["query_tile"].notna()].sort_values("mass_kept", ascending=False)
+        parts = [part for _, part in chosen.groupby(["query_tile", "top_k"])] or [chosen]
+        for part in parts:
+            yield Group(float(str(length)), rows_of(pd.concat([dense, part])))
 
 
 def failures(summary: pd.DataFrame) -> list[Row]:

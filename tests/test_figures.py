@@ -96,11 +96,13 @@ def test_settings_never_mix_devices_or_block_sizes(shown_run: pd.DataFrame) -> N
     other = shown_run.assign(device="another device")
     wide = shown_run[shown_run["kind"] != "dense"].assign(block_size=128.0)
     parts = settings(summarise(pd.concat([shown_run, other, wide], ignore_index=True)))
-    assert len(parts) == 3
     for part in parts:
         assert part.rows["device"].nunique() == 1
         assert part.rows["block_size"].nunique() == 1
-        assert (part.rows["kind"] == "dense").any()
+        assert part.rows["layers"].nunique() == 1
+    whole = [part for part in parts if part.rows["layers"].iloc[0] == "0, 20"]
+    assert len(whole) == 3
+    assert all((part.rows["kind"] == "dense").any() for part in whole)
 
 
 def test_the_frontier_holds_what_nothing_beats(summary: pd.DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from pyramidbench.selection import BlockSelection
 
 QKV = tuple[Tensor, Tensor, Tensor]
 Tensors = Callable[..., QKV]
-BUDGET = {"top_k": 1, "block_size": 16}
+BUDGET: dict[str, Any] = {"top_k": 1, "block_size": 16}
 
 
 def check(method: Method, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = True) -> Passed:
@@ -196,9 +197,7 @@ FAULTS = [
 
 @pytest.mark.parametrize("tile", [1, 64])
 @pytest.mark.parametrize(("faulty", "message"), FAULTS, ids=[faulty.__name__ for faulty, _ in FAULTS])
-def test_a_fault_is_caught_and_named(
-    tensors: Tensors, faulty: Callable[..., Method], message: str, tile: int
-) -> None:
+def test_a_fault_is_caught_and_named(tensors: Tensors, faulty: Callable[..., Method], message: str, tile: int) -> None:
     q, k, v = tensors(queries=400, dim=16, dtype=torch.float32)
     with pytest.raises(GateFailure, match=message):
         check(faulty(**BUDGET, query_tile=tile), q, k, v)

@@ -73,10 +73,10 @@ def test_a_block_methods_stages_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cell_takes_its_calls_the_clock_and_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Estimator, "call_seconds", lambda _, one: 10.0 if one.seq_len > 2048 else 0.01)
     made = estimator(timing_s=2.0)
-    assert made.predict(cell(length=4096)) == pytest.approx((2 + 5 + 4) * 10 + 1.0)
-    assert made.predict(cell(length=1024)) == pytest.approx((2 + 5) * 0.01 + 2.0 + 1.0)
-    assert made.predict(cell(length=4096, timed=False)) == pytest.approx(2 * 10 + 0.5)
-    assert made.total([cell(length=4096), cell(length=4096, timed=False)]) == pytest.approx(111 + 20.5)
+    assert made.predict(cell(length=4096)) == pytest.approx((2 + 3 + 4) * 10 + 1.0)
+    assert made.predict(cell(length=1024)) == pytest.approx((2 + 3) * 0.01 + 2.0 + 1.0)
+    assert made.predict(cell(length=4096, timed=False)) == pytest.approx(10 + 0.5)
+    assert made.total([cell(length=4096), cell(length=4096, timed=False)]) == pytest.approx(91 + 10.5)
 
 
 def test_a_cell_over_its_budget_is_skipped_with_the_estimate() -> None:
@@ -87,7 +87,7 @@ def test_a_cell_over_its_budget_is_skipped_with_the_estimate() -> None:
     assert planned.seconds is not None
     assert planned.seconds > 60
     assert planned.reason == (
-        f"predicted {planned.seconds:.0f} s for 11 calls exceeds the cell budget of 60 s; raise --cell-budget"
+        f"predicted {planned.seconds:.0f} s for 9 calls exceeds the cell budget of 60 s; raise --cell-budget"
     )
     assert judge(cell("dense", 16384), rates=slow, budget_s=planned.seconds).runs
 
@@ -193,12 +193,12 @@ def test_a_cell_that_failed_teaches_nothing(status: Status) -> None:
 def test_the_wall_time_of_whole_cells_teaches_what_the_checks_take() -> None:
     made = estimator(timing_s=2.0)
     timed, untimed = cell("flat"), cell("flat", timed=False)
-    made.observe(timed, record(timed, 0.5), took_s=7 * 0.5 + 2.0 + 4.0)
-    assert made.predict(timed) == pytest.approx(7 * 0.5 + 2.0 + 4.0, rel=1e-9)
-    made.observe(untimed, record(untimed, None), took_s=2 * 0.5 + 3.0)
-    assert made.predict(untimed) == pytest.approx(2 * 0.5 + 3.0, rel=1e-9)
+    made.observe(timed, record(timed, 0.5), took_s=5 * 0.5 + 2.0 + 4.0)
+    assert made.predict(timed) == pytest.approx(5 * 0.5 + 2.0 + 4.0, rel=1e-9)
+    made.observe(untimed, record(untimed, None), took_s=0.5 + 3.0)
+    assert made.predict(untimed) == pytest.approx(0.5 + 3.0, rel=1e-9)
     made.observe(untimed, record(untimed, None), took_s=0.0)
-    assert made.predict(untimed) == pytest.approx(2 * 0.5 + 1.5, rel=1e-9)
+    assert made.predict(untimed) == pytest.approx(0.5 + 1.5, rel=1e-9)
 
 
 @pytest.fixture

@@ -184,7 +184,7 @@ def test_caveats_name_weak_numbers_and_inputs(shown_run: pd.DataFrame) -> None:
     notes = " ".join(judged(shown_run.assign(quality_source="structured")).caveats)
     assert "structured" in notes
     assert "fewer than 20 samples" in notes
-    assert "5 cells gave no number" in notes
+    assert "6 cells gave no number" in notes
     assert "predicted 3.1 min" in notes
     assert "captured model" not in " ".join(judged(shown_run).caveats)
 

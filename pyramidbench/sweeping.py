@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,16 +13,17 @@ import pyramidbench
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device, fingerprint, free_memory, pick_device
 from pyramidbench.errors import UserError
-from pyramidbench.plan import Estimator, PlannedCell, Rates, plan
+from pyramidbench.model_files import file_sha256
+from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.record import SCHEMA_VERSION, Record
 from pyramidbench.runner import Settings, failed
 from pyramidbench.store import Manifest, Run, RunWriter, run_folder, set_aside
-from pyramidbench.suite import Suite, load_suite, suite_from_flags
+from pyramidbench.suite import Suite
 from pyramidbench.worker import Worker, working
 
 RESULTS = Path("results")
 TIMING_S = 2.0
-CELL_BUDGET_S = 60.0
+CELL_BUDGET_S = 120.0
 QUALITY_ELEMENTS = 3 << 28
 """Logits that the oracle may compute per cell: every tile of 9 heads at 8k, a few seconds on two cores."""
 
@@ -62,6 +63,17 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     estimator: Estimator
     timing_s: float
+    cell_budget_s: float
+    memory_bytes: float
+
+    def judge_again(self, planned: PlannedCell) -> PlannedCell:
+        """The verdict once more, now that cells before it have corrected the estimates."""
+        if planned.verdict == "unsupported":
+            return planned
+        try:
+            return judge(planned.cell, self.estimator, self.cell_budget_s, self.memory_bytes)
+        except UserError as error:
+            return PlannedCell(planned.cell, "unsupported", str(error), None, None)
 
 
 def make_plan(
@@ -83,8 +95,9 @@ def make_plan(
     assert found.peak_flops_per_s is not None
     assert found.peak_bytes_per_s is not None
     estimator = Estimator(Rates(found.peak_flops_per_s, found.peak_bytes_per_s), found.kind, timing_s)
-    planned = plan(cells, estimator, budget_s=cell_budget_s, memory_bytes=free_memory(torch_device))
-    return Plan(suite, found, tuple(planned), estimator, timing_s)
+    memory = free_memory(torch_device)
+    planned = plan(cells, estimator, budget_s=cell_budget_s, memory_bytes=memory)
+    return Plan(suite, found, tuple(planned), estimator, timing_s, cell_budget_s, memory)
 
 
 def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, reporter: Reporter | None = None) -> Run:
@@ -93,6 +106,8 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     Raises:
         UserError: a folder that holds another sweep, is in use, or cannot be written.
     """
+    if not made.cells:
+        raise UserError("the sweep has no cells; give at least one length and one method.")
     reporter = reporter or Silent()
     identities = [planned.cell.identity for planned in made.cells]
     folder = out or run_folder(RESULTS, made.suite.name, made.device, identities)
@@ -104,7 +119,11 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
         created=RunWriter.now(),
         argv=["pyramidbench", *sys.argv[1:]],
         suite=made.suite.model_dump(mode="json", by_alias=True),
-        settings={"timing_s": made.timing_s, "quality_elements": QUALITY_ELEMENTS},
+        settings={
+            "timing_s": made.timing_s,
+            "quality_elements": QUALITY_ELEMENTS,
+            "files": _file_digests(planned.cell for planned in made.cells),
+        },
         version=pyramidbench.__version__,
         cells=identities,
     )
@@ -120,15 +139,18 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     return run
 
 
+def _file_digests(cells: Iterable[Cell]) -> dict[str, str]:
+    """Checksums of the captures and method files that cells name: with another file, it is another sweep."""
+    named = {path for cell in cells for path in (cell.input, cell.method.partition(":")[0])}
+    return {path: file_sha256(Path(path)) for path in sorted(named) if Path(path).suffix in (".safetensors", ".py")}
+
+
 def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
     estimator, exhausted = made.estimator, Exhausted()
-    for planned in made.cells:
-        if planned.cell.identity in writer.records:
-            exhausted.note(planned.cell, writer.records[planned.cell.identity])
     with working(settings) as worker:
         for index, planned in enumerate(todo):
             reporter.started(planned.cell, estimator.total(later.cell for later in todo[index:] if later.runs))
-            record = _one(planned, estimator, settings, worker, exhausted)
+            record = _one(made.judge_again(planned), estimator, settings, worker, exhausted)
             writer.add(record)
             reporter.finished(record)
 
@@ -167,53 +189,3 @@ class Exhausted:
     @staticmethod
     def _key(cell: Cell) -> str:
         return cell.model_copy(update={"seq_len": 0, "seq_len_kv": 0, "seed": 0, "layer": None}).identity
-
-
-def sweep(
-    suite: str | Suite | None = None,
-    *,
-    seq: str = "4k..16k",
-    method: Sequence[str] = ("dense", "pyramid", "flat"),
-    input: str = "topics",
-    top_k: str | None = None,
-    sparsity: str | None = None,
-    keep: str | None = None,
-    levels: str | None = None,
-    block_size: str | None = None,
-    query_tile: str | None = None,
-    heads: str | None = None,
-    head_dim: str | None = None,
-    batch: str | None = None,
-    dtype: str | None = None,
-    layers: str | None = None,
-    causal: bool = True,
-    seed: int = 0,
-    timed: bool = True,
-    device: str = "auto",
-    out: str | Path | None = None,
-    fresh: bool = False,
-    timing_s: float = TIMING_S,
-    cell_budget_s: float = CELL_BUDGET_S,
-) -> Run:
-    """Measure methods against each other and return the run, whose `.frame` is one row per cell.
-
-    Give a suite (a name, the path of a TOML file, or a Suite; `input` may then be the capture that it asks for), or axes
-    as on the command line: `seq="4k..64k"`, `top_k="8,16"`, `keep="5%"`. A call with the same arguments goes on where an
-    interrupted one stopped. Cells run in a child process: call this under `if __name__ == "__main__":` in a script.
-
-    Raises:
-        UserError: an argument that is not accepted, or a folder that cannot be used; nothing measured is lost.
-    """
-    capture = input if input.endswith(".safetensors") else None
-    if suite is None:
-        suite = suite_from_flags(
-            seq=seq, method=method, input=input, top_k=top_k, sparsity=sparsity, keep=keep, levels=levels,
-            block_size=block_size, query_tile=query_tile, heads=heads, head_dim=head_dim, batch=batch, dtype=dtype,
-            layers=layers, causal=causal, seed=seed, timed=timed,
-        )  # fmt: skip
-    elif isinstance(suite, str):
-        suite = load_suite(suite)
-    made = make_plan(suite, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
-    if not made.cells:
-        raise UserError("the sweep has no cells; give at least one length and one method.")
-    return run_plan(made, out=None if out is None else Path(out), fresh=fresh)
