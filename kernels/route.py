@@ -39,8 +39,8 @@ def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> st
         return f"the Triton walk takes float16, bfloat16 and float32, not {dtype}"
     if head_dim > 256:
         return f"the Triton walk takes head dims up to 256, not {head_dim}"
-    if rules.node_score != "summary" and walked_levels_of(rules, tiling) > 1:
-        return f"the Triton walk scores nodes by their summary; node_score={rules.node_score!r} has no kernel yet"
+    if rules.tile_reduce == "mean" and rules.node_score == "children" and walked_levels_of(rules, tiling) > 1:
+        return "the Triton walk has no kernel for node_score='children' with tile_reduce='mean' yet"
     if rules.leaf_score == "sub":
         return "the Triton walk has no kernel for leaf_score='sub' yet; accepted: 'exact', 'summary'"
     if rules.tile_reduce == "mean" and rules.leaf_score == "exact":
@@ -200,6 +200,7 @@ def _run_walk(call: _Call, out: Tensor, counts: Tensor, leaf_width: int) -> None
         ROWS=rows,
         HAS_BOUNDS=call.pyramid.has_bounds,
         IS_MEAN=rules.tile_reduce == "mean",
+        CHILDREN=rules.node_score == "children",
         WITH_FORCED=last,
         FORCED_IN_BUDGET=rules.forced_in_budget and last,
         num_warps=warps,

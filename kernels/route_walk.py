@@ -11,7 +11,8 @@ Tiling: one program = one warp = one (set, tile) at a time of a persistent grid.
 private slice of scratch (a few KiB, which the L1 and L2 caches hold); candidates are scored in chunks.
 Chunks are matrix products [rows, D] × [D, nodes] in k's dtype. With a mean query the heads' scores add up to one dot
 product with [Σ q̄⁺, Σ q̄⁻]; these fp32 vectors enter as three rows that add up to them, so nothing is rounded away.
-Cost: 4·D operations per row and scored node; bound by the node reads (2·D elements each) from L2.
+With node_score "children" an inner node's logit is the logsumexp of its children's.
+Cost: 4·D operations per row and scored node (per child); bound by the node reads (2·D elements each) from L2.
 Source: arXiv 2609.31093 for the walk; docs/selection.md for what differs.
 """
 
@@ -164,6 +165,37 @@ def _load_nodes(at, mask, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
 
 
 @triton.jit
+def _log_keys(node, span, seq_len_kv, BLOCK_SIZE: tl.constexpr):
+    """Logarithm of the keys under each node of a level whose nodes hold `span` blocks; the last one is clipped."""
+    keys = tl.minimum(seq_len_kv - node.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE)
+    return tl.log(tl.maximum(keys, 1).to(tl.float32))
+
+
+@triton.jit
+def _children_logits(
+    high, low, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+):  # fmt: skip
+    """logsumexp over each node's children of their scaled logits + log c: [rows, n]; `offset`: that of the nodes' level."""
+    span = span // BRANCHING
+    size = tl.cdiv(blocks, span)
+    total = tl.full([high.shape[0], node.shape[0]], float("-inf"), tl.float32)
+    for index in range(BRANCHING):
+        child = node * BRANCHING + index
+        held = real & (child < size)
+        at = level_ptr + (offset - size + child).to(tl.int64)[:, None] * (HEAD_DIM * (1 + HAS_BOUNDS)) + offs_d[None, :]
+        u, w = _load_nodes(at, held[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
+        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale
+        logits += _log_keys(child, span, seq_len_kv, BLOCK_SIZE)[None, :]
+        logits = tl.where(held[None, :], logits, float("-inf"))
+        top = tl.maximum(total, logits)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.exp(total - top) + tl.exp(logits - top)
+        total = tl.where(mass > 0, top + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
+    return total
+
+
+@triton.jit
 def write_list(row_ptr, block, chosen, sink_end, local_start, forced, out_width):
     """Merge the chosen blocks [n] with the forced ones into one ascending list, padded with -1; returns its length.
 
@@ -220,6 +252,7 @@ def _walk(
     HAS_BOUNDS: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     IS_MEAN: tl.constexpr,
+    CHILDREN: tl.constexpr,
     WITH_FORCED: tl.constexpr,
     FORCED_IN_BUDGET: tl.constexpr,
 ):
@@ -289,14 +322,17 @@ def _walk(
                     at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
                     mask = real[:, None] & (offs_d < HEAD_DIM)[None, :]
                     u, w = _load_nodes(at, mask, HEAD_DIM, HAS_BOUNDS)
-                    keys = tl.minimum(
-                        seq_len_kv - here.to(tl.int64) * span * BLOCK_SIZE, span.to(tl.int64) * BLOCK_SIZE
-                    )
-                    log_keys = tl.log(tl.maximum(keys, 1).to(tl.float32))
+                    log_keys = _log_keys(here, span, seq_len_kv, BLOCK_SIZE)
                     if IS_MEAN:
                         score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * log_keys
                     elif GROUP <= HEADS:
                         logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                        if CHILDREN:  # noqa: SIM102 - the first condition is compiled away
+                            if step < levels - 1:
+                                logits = _children_logits(
+                                    high, low, scale, level_ptr, offset, here, real, span, blocks, seq_len_kv, offs_d,
+                                    BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS,
+                                )  # fmt: skip
                         score = _join_rows(logits, row_mask, HEADS, ROWS)
                     else:
                         score = tl.zeros([CHUNK], tl.float32)
@@ -308,6 +344,12 @@ def _walk(
                             if not HAS_BOUNDS:
                                 high = q
                             logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale + log_keys[None, :]
+                            if CHILDREN:  # noqa: SIM102 - the first condition is compiled away
+                                if step < levels - 1:
+                                    logits = _children_logits(
+                                        high, low, scale, level_ptr, offset, here, real, span, blocks, seq_len_kv, offs_d,
+                                        BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS,
+                                    )  # fmt: skip
                             score += _join_rows(logits, row_mask, HEADS, ROWS)
                     tl.store(score_ptr + place, score, mask=place < slots)
                 tl.debug_barrier()

@@ -51,13 +51,22 @@ def attention(
     return Case(name, lambda: _attend_fwd, pointers, constants, tile.num_warps, tile.num_stages, newest_only=tma)
 
 
-def walk(name: str, *, slots: int, mean: bool, heads: int = 1, rows: int = 16, query_tile: int = 128) -> Case:
+def walk(
+    name: str, *, slots: int, mean: bool, heads: int = 1, rows: int = 16, query_tile: int = 128, children: bool = False
+) -> Case:
     from pyramidbench.kernels import route
     from pyramidbench.kernels.route_walk import _walk
 
     constants = {"GROUP": heads, "QUERY_TILE": query_tile, "BLOCK_SIZE": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
     constants |= {"BRANCHING": 2, "SLOTS": slots, "CHUNK": route.WALK_CHUNK, "HEADS": heads, "ROWS": rows}
-    constants |= {"SCORE_ROWS": rows, "HAS_BOUNDS": True, "IS_CAUSAL": True, "IS_MEAN": mean, "WITH_FORCED": mean}
+    constants |= {
+        "SCORE_ROWS": rows,
+        "HAS_BOUNDS": True,
+        "IS_CAUSAL": True,
+        "IS_MEAN": mean,
+        "WITH_FORCED": mean,
+        "CHILDREN": children,
+    }
     constants |= {"FORCED_IN_BUDGET": False}
     pointers = {"q_ptr": "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
     return Case(name, lambda: _walk, pointers, constants, 1, route.WALK_STAGES)
@@ -95,6 +104,7 @@ CASES = {
     "walk-fastest-k64": partial(walk, slots=1024, mean=True),
     "walk-fast-k64": partial(walk, slots=512, mean=False),
     "walk-token-level": partial(walk, slots=256, mean=False, heads=16, rows=1, query_tile=1),
+    "walk-paper": partial(walk, slots=256, mean=False, children=True),
     "leaf-sum-prob": partial(leaf, reduce="sum_prob"),
     "leaf-sum-lse-group-4": partial(leaf, reduce="sum_lse", heads=4),
     "build-base": partial(build, rest=False),

@@ -28,6 +28,8 @@ class Case:
 
 CAUSAL = {"sink_blocks": 1, "local_blocks": 2, "start_width": 4}
 MEAN = {**CAUSAL, "tile_reduce": "mean", "leaf_score": "summary"}
+PAPER = {**CAUSAL, "beam": 1, "levels": "full", "bound_weight": 0, "node_score": "children", "leaf_candidates": None,
+         "head_reduce": "sum_lse"}  # fmt: skip
 SMALL = [
     Case("mean-group-2", 2, 1, 700, 700, 16, 16, 32, {**MEAN, "top_k": 4, "beam": 1}),
     Case("mean-branching-3", 4, 2, 150, 333, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1.5, "branching": 3}, batch=2),
@@ -47,6 +49,9 @@ SMALL = [
          "head_reduce": "lse", "sink_blocks": 0, "local_blocks": 0}, causal=False),
     Case("set-per-query-head", 2, 1, 200, 300, 16, 16, 32, {**CAUSAL, "top_k": 2, "beam": 1, "leaf_candidates": 2,
          "head_reduce": "none"}),
+    Case("paper", 2, 1, 300, 300, 16, 16, 32, {**PAPER, "top_k": 2}),
+    Case("children-group-3-branching-3", 3, 1, 150, 330, 16, 16, 16, {**PAPER, "top_k": 2, "branching": 3, "bound_weight": 1}),
+    Case("children-not-causal-ragged", 1, 1, 60, 250, 16, 16, 20, {**PAPER, "top_k": 2, "local_blocks": 0}, causal=False),
     Case("exact-nothing-by-rank", 1, 1, 100, 100, 16, 16, 32, {**CAUSAL, "top_k": 0}),
     Case("exact-forced-in-budget", 3, 1, 300, 300, 16, 16, 64, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2,
          "forced_in_budget": True}),
@@ -59,6 +64,7 @@ LARGE = [
     Case("fast", 2, 2, 8192, 8192, 128, 64, 128, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2,
          "score_rows": 16}),
     Case("default-group-2", 4, 2, 3000, 3333, 64, 32, 64, {**WIDE, "top_k": 8}),
+    Case("paper", 2, 2, 4000, 4000, 128, 64, 64, {**WIDE, **PAPER, "start_width": 64, "top_k": 8}),
     Case("token-level-group-16", 16, 1, 500, 4096, 128, 64, 1, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2}),
     Case("flat-exact", 2, 2, 1000, 3000, 96, 16, 128, {**WIDE, "top_k": 5, "levels": 1, "head_reduce": "sum_lse",
          "bound_weight": 0, "leaf_candidates": None}),
