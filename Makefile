@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CAPTURE := .captures/smollm2-python.safetensors
 
-.PHONY: demo test setup model lint types format clean
+.PHONY: demo test gpu-test setup model lint types format clean
 
 demo: setup $(CAPTURE)
 	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 1s
 
 test: setup model lint types
 	$(BIN)/pytest
+
+# The kernels on a CUDA device, in bf16, fp16 and fp32.
+gpu-test: setup
+	$(BIN)/pytest -m gpu tests/triton
 
 setup: $(INSTALLED)
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from pyramidbench.cost import Cost, attention_cost
-from pyramidbench.kernels.attention import sparse_attention
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels import backends
+from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import walk_cost, walk_workspace
 from pyramidbench.method import BlockMethod, Positive
 from pyramidbench.problem import Problem
@@ -50,8 +50,20 @@ class FlatTopK(BlockMethod):
     tile_reduce: Literal["lse", "mean"] = "lse"
     score_rows: Positive | None = None
 
-    def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
-        return "reference"
+    def unsupported(self, problem: Problem) -> str | None:
+        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
+        gap = gap or backends.attention_gap(problem, self.block_size)
+        return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
+
+    def backend(self, problem: Problem) -> str:
+        return backends.shown(self._route_backend(problem), self._attend_backend(problem))
+
+    def _route_backend(self, problem: Problem) -> backends.Backend:
+        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
+        return backends.chosen(self.implementation, gap)
+
+    def _attend_backend(self, problem: Problem) -> backends.Backend:
+        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
 
     def rules(self, problem: Problem) -> WalkRules:
         """Flat selection is a walk that starts at the blocks."""
@@ -71,16 +83,16 @@ class FlatTopK(BlockMethod):
         )
 
     def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
-        tiling, rules = self.tiling(problem), self.rules(problem)
+        tiling, rules, backend = self.tiling(problem), self.rules(problem), self._route_backend(problem)
         with stage("build"):
-            means = build(k, tiling, rules)
+            means = backends.build(k, tiling, rules, backend)
         with stage("route"):
-            indices = route_reference(q, k, means, tiling, rules, problem.scale)
+            indices = backends.route(q, k, means, tiling, rules, problem.scale, backend)
         return BlockSelection.from_indices(indices, tiling)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        return sparse_attention(q, k, v, selection, scale=problem.scale)
+        return backends.attend(q, k, v, selection, problem.scale, self._attend_backend(problem))
 
     def cost(self, problem: Problem) -> Cost:
         tiling, rules, planned = self.tiling(problem), self.rules(problem), self.planned(problem)

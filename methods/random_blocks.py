@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.cost import Cost, StageCost, attention_cost
-from pyramidbench.kernels.attention import sparse_attention
+from pyramidbench.kernels import backends
 from pyramidbench.method import BlockMethod, Kind, NonNegative
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection, ranked_count, stack_lists, top_blocks
@@ -32,8 +32,11 @@ class RandomBlocks(BlockMethod):
 
     seed: NonNegative = 0
 
-    def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
-        return "reference"
+    def backend(self, problem: Problem) -> str:
+        return backends.shown("reference", self._attend_backend(problem))
+
+    def _attend_backend(self, problem: Problem) -> backends.Backend:
+        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
 
     def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
         tiling = self.tiling(problem)
@@ -57,7 +60,7 @@ class RandomBlocks(BlockMethod):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        return sparse_attention(q, k, v, selection, scale=problem.scale)
+        return backends.attend(q, k, v, selection, problem.scale, self._attend_backend(problem))
 
     def cost(self, problem: Problem) -> Cost:
         planned, tiling = self.planned(problem), self.tiling(problem)

@@ -57,12 +57,14 @@ def pyramid_attention(
     head_reduce: Literal["sum_prob", "sum_lse", "lse", "none"] | _Preset = PRESET,
     tile_reduce: Literal["lse", "mean"] | _Preset = PRESET,
     score_rows: int | _Preset | None = PRESET,
+    implementation: Literal["auto", "triton", "reference"] | _Preset = PRESET,
 ) -> Tensor:
     """Attention of each query to the `top_k` key blocks that the pyramid walk chooses for its tile: [B, H, M, Dv].
 
     q: [B, H, M, D]; k: [B, G, N, D]; v: [B, G, N, Dv], with H a multiple of G; any stride with a contiguous last
-    dimension. Returns q's dtype; differentiable in q, k and v, with the chosen blocks as constants. Query i sits at
-    position i + N - M, so the last query sees all keys. A query without a key gets 0. `scale` multiplies the logits
+    dimension. Returns q's dtype; differentiable in q, k and v, with the chosen blocks as constants (on CUDA with
+    implementation="reference": the Triton kernels have no backward yet, and say so). Query i sits at position i + N - M,
+    so the last query sees all keys. A query without a key gets 0. `scale` multiplies the logits
     (default 1/√D). docs/selection.md defines every other parameter and the presets "default", "paper", "fast", "fastest".
 
     Raises:
@@ -75,7 +77,7 @@ def pyramid_attention(
         "local_blocks": local_blocks, "forced_in_budget": forced_in_budget, "branching": branching, "levels": levels,
         "start_width": start_width, "beam": beam, "bound_weight": bound_weight, "leaf_candidates": leaf_candidates,
         "node_score": node_score, "leaf_score": leaf_score, "sub_blocks": sub_blocks, "head_reduce": head_reduce,
-        "tile_reduce": tile_reduce, "score_rows": score_rows,
+        "tile_reduce": tile_reduce, "score_rows": score_rows, "implementation": implementation,
     }  # fmt: skip
     set_here = {name: value for name, value in given.items() if value is not PRESET}
     method = create(f"pyramid:{preset}", set_here)

@@ -71,6 +71,8 @@ class BlockMethod(Method):
         block_size: keys in a block. query_tile: consecutive queries that share one set (1: every token has its own).
         sink_blocks: first blocks, always kept. local_blocks: last blocks up to the query's own, always kept; the own
             one is always among them. Without causality there are no local blocks, and no sinks either by default (None).
+        implementation: "triton" (an error where its kernels cannot run), "reference" (torch), or "auto": triton where it
+            can. The row's `backend` says which ran.
     """
 
     top_k: NonNegative = 16
@@ -79,6 +81,7 @@ class BlockMethod(Method):
     sink_blocks: NonNegative | None = None
     local_blocks: Positive | None = None
     forced_in_budget: bool = False
+    implementation: Literal["auto", "triton", "reference"] = "auto"
 
     def unsupported(self, problem: Problem) -> str | None:
         if not problem.causal and self.local_blocks is not None:

@@ -91,7 +91,7 @@ CHANGED: dict[str, Any] = {
     "top_k": 5, "block_size": 32, "query_tile": 8, "sink_blocks": 0, "local_blocks": 1, "forced_in_budget": True,
     "branching": 4, "levels": "full", "start_width": 2, "beam": 1.0, "bound_weight": 0.0, "leaf_candidates": 1,
     "node_score": "children", "leaf_score": "sub", "sub_blocks": 2, "head_reduce": "none", "tile_reduce": "mean",
-    "score_rows": 2,
+    "score_rows": 2, "implementation": "reference",
 }  # fmt: skip
 
 

@@ -1,0 +1,119 @@
+"""Which implementation runs: "triton" on CUDA where the kernels can do the call, "reference" (the torch twins) elsewhere.
+
+A method asks `chosen` before it runs and shows the answer in its row. A request for "triton" that cannot run is an
+error with the reason; only "auto" falls back, and the row says so. Triton is imported only when its kernels may run.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyramidbench.errors import UserError
+from pyramidbench.kernels import walk
+from pyramidbench.kernels.attention import _check, sparse_attention
+from pyramidbench.kernels.pyramid import Pyramid, walked_levels
+from pyramidbench.kernels.walk import WalkRules, route_reference
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+Implementation = Literal["auto", "triton", "reference"]
+Backend = Literal["triton", "reference"]
+
+
+def chosen(implementation: Implementation, gap: str | None) -> Backend:
+    """The backend that runs, given why Triton cannot (None: it can).
+
+    Raises:
+        UserError: "triton" was asked for and cannot run; the message is the reason.
+    """
+    if implementation == "reference":
+        return "reference"
+    if gap is None:
+        return "triton"
+    if implementation == "triton":
+        raise UserError(f"implementation='triton' cannot run: {gap}; accepted here: 'auto', 'reference'")
+    return "reference"
+
+
+def shown(route: Backend, attend: Backend) -> str:
+    """One name for the `backend` column: that of both stages, or "route+attend" where they differ."""
+    return route if route == attend else f"{route}+{attend}"
+
+
+def attention_gap(problem: Problem, block_size: int) -> str | None:
+    """Why the Triton attention cannot do this problem, or None."""
+    missing = _no_triton(problem.device)
+    if missing is not None:
+        return missing
+    from pyramidbench.kernels import attention_fwd
+
+    return attention_fwd.attention_gap(problem.head_dim, problem.head_dim_v, block_size, problem.dtype, problem.scale)
+
+
+def walk_gap(problem: Problem, tiling: Tiling, rules: WalkRules) -> str | None:
+    """Why the Triton walk cannot do this problem under these rules, or None."""
+    missing = _no_triton(problem.device)
+    if missing is not None:
+        return missing
+    from pyramidbench.kernels.route import route_gap
+
+    return route_gap(rules, tiling, problem.head_dim, problem.dtype)
+
+
+def _no_triton(device: str) -> str | None:
+    if device != "cuda":
+        return f"the Triton kernels need a CUDA device, and the tensors are on {device}"
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    return None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float, backend: Backend) -> Tensor:
+    """Exact attention over the listed blocks, [B, H, M, Dv]: `kernels.attention.sparse_attention` on either backend.
+
+    Raises:
+        ValueError: tensors or a selection that do not fit together, or gradients asked of the Triton forward.
+    """
+    if backend == "reference":
+        return sparse_attention(q, k, v, selection, scale=scale)
+    from pyramidbench.kernels import attention_fwd
+
+    _check(q, k, v, selection)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
+        raise ValueError(
+            "the Triton attention has no backward yet, and an input requires a gradient; "
+            "use implementation='reference', or torch.no_grad()"
+        )
+    return attention_fwd.attend(q, k, v, selection, scale)[0]
+
+
+def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyramid:
+    """The pyramid that a walk under these rules reads; k: [B, G, N, D]."""
+    if backend == "reference":
+        return walk.build(k, tiling, rules)
+    from pyramidbench.kernels import pyramid_build
+
+    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    return pyramid_build.build(
+        k,
+        block_size=tiling.block_size,
+        branching=rules.branching,
+        levels=levels,
+        bound_weight=rules.bounds(k.shape[-1]) if rules.needs_summaries(levels) else 0.0,
+    )
+
+
+def route(
+    q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float, backend: Backend
+) -> Tensor:
+    """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1, the same on either backend."""
+    if backend == "reference":
+        return route_reference(q, k, pyramid, tiling, rules, scale)
+    from pyramidbench.kernels import route as kernels
+
+    return kernels.route(q, k, pyramid, tiling, rules, scale)

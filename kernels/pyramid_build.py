@@ -1,0 +1,261 @@
+"""Builds the pyramid on the GPU: the Triton kernels behind `kernels.pyramid.build_pyramid`, which is their torch twin.
+
+Every node's mean, maximum and minimum compose exactly from its children's sums, maxima and minima, in fp32.
+Tiling: one program of `_build_base` = SPAN = branching^BASE consecutive blocks of one key/value head: it streams their
+keys once, writes their summaries and those of the BASE levels above them from registers, and leaves the top ones'
+statistics in fp32. One program of `_build_rest` = BLOCK_D columns of one head; it composes all remaining levels from
+these, level by level, with a barrier in between. BASE is 0 when the branching is no power of two.
+Cost: 1 (3 with bounds) operations per element of k; k is read once, about n₁·branching/(branching - 1) summaries are
+written. Bound by the read of k.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyramidbench.kernels.pyramid import Pyramid
+
+BASE_WARPS = 1
+BASE_STAGES = 2
+"""256k keys, 16 heads, D 128, bounds, H200: 0.44 ms; two warps 0.51, four 1.26 (a reduction across warps per block)."""
+
+
+@triton.jit
+def _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
+    """u and w (or the mean alone) of nodes [n] from their statistics [n, BLOCK_D]."""
+    width = HEAD_DIM * 2 if HAS_BOUNDS else HEAD_DIM
+    at = nodes_ptr + node.to(tl.int64)[:, None] * width + offs_d[None, :]
+    mask = held[:, None] & (offs_d < HEAD_DIM)[None, :]
+    if HAS_BOUNDS:
+        tl.store(at, (mean + weight * (high - mean)).to(nodes_ptr.dtype.element_ty), mask=mask)
+        tl.store(at + HEAD_DIM, (mean + weight * (low - mean)).to(nodes_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(at, mean.to(nodes_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _keys_under(node, keys_per_node, seq_len):
+    """Keys under each node as fp32; the last node of a level is clipped at the end."""
+    start = node.to(tl.int64) * keys_per_node
+    return tl.minimum(tl.maximum(seq_len - start, 1), keys_per_node).to(tl.float32)
+
+
+@triton.jit
+def _store_statistics(stats_ptr, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
+    """Sum, maximum and minimum of nodes [n], fp32, at stats_ptr [nodes, 3 or 1, HEAD_DIM]."""
+    rows = 3 if HAS_BOUNDS else 1
+    at = stats_ptr + node.to(tl.int64)[:, None] * (rows * HEAD_DIM) + offs_d[None, :]
+    mask = held[:, None] & (offs_d < HEAD_DIM)[None, :]
+    tl.store(at, total, mask=mask)
+    if HAS_BOUNDS:
+        tl.store(at + HEAD_DIM, high, mask=mask)
+        tl.store(at + 2 * HEAD_DIM, low, mask=mask)
+
+
+@triton.jit
+def _build_base(
+    k_ptr,
+    nodes_ptr,
+    stats_ptr,
+    k_strides,
+    weight,
+    kv_heads,
+    seq_len,
+    blocks,
+    levels,
+    node_count,
+    stats_count,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BRANCHING: tl.constexpr,
+    BASE: tl.constexpr,
+    SPAN: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
+    HAS_REST: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    chunks = tl.cdiv(blocks, SPAN)
+    program = tl.program_id(0).to(tl.int64)
+    chunk = (program % chunks).to(tl.int32)
+    head = program // chunks
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_d = tl.arange(0, BLOCK_D)
+    child = tl.arange(0, SPAN)
+    k_ptr += head // kv_heads * k_strides[0] + head % kv_heads * k_strides[1]
+    nodes_ptr += head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+    stats_ptr += head * stats_count * (3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+
+    # of shape [SPAN, BLOCK_D], fp32
+    total = tl.zeros([SPAN, BLOCK_D], tl.float32)
+    high = tl.full([SPAN, BLOCK_D], float("-inf"), tl.float32)
+    low = tl.full([SPAN, BLOCK_D], float("inf"), tl.float32)
+    for index in tl.range(0, SPAN, num_stages=STAGES):
+        key = (chunk * SPAN + index).to(tl.int64) * BLOCK_SIZE + offs_n
+        mask = ((key < seq_len) & (offs_n < BLOCK_SIZE))[:, None] & (offs_d < HEAD_DIM)[None, :]
+        # of shape [BLOCK_N, BLOCK_D]
+        k = tl.load(k_ptr + key[:, None] * k_strides[2] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
+        here = (child == index)[:, None]
+        total = tl.where(here, tl.sum(k, 0)[None, :], total)
+        if HAS_BOUNDS:
+            high = tl.where(here, tl.max(tl.where(mask, k, float("-inf")), 0)[None, :], high)
+            low = tl.where(here, tl.min(tl.where(mask, k, float("inf")), 0)[None, :], low)
+
+    level_nodes = blocks
+    keys_per_node = tl.full([], BLOCK_SIZE, tl.int64)
+    for level in tl.static_range(BASE + 1):
+        if level > 0:
+            total = tl.sum(tl.reshape(total, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
+            high = tl.max(tl.reshape(high, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
+            low = tl.min(tl.reshape(low, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
+            nodes_ptr += level_nodes.to(tl.int64) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+            level_nodes = tl.cdiv(level_nodes, BRANCHING)
+            keys_per_node *= BRANCHING
+        if level < levels:
+            node = chunk * (SPAN // BRANCHING**level) + tl.arange(0, SPAN // BRANCHING**level)
+            held = node < level_nodes
+            mean = total / _keys_under(node, keys_per_node, seq_len)[:, None]
+            _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
+            if level == BASE and HAS_REST:
+                _store_statistics(stats_ptr, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+
+
+@triton.jit
+def _build_rest(
+    nodes_ptr,
+    stats_ptr,
+    weight,
+    seq_len,
+    blocks,
+    levels,
+    node_count,
+    stats_count,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BRANCHING: tl.constexpr,
+    BASE: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr,
+):
+    slices = tl.cdiv(HEAD_DIM, BLOCK_D)
+    program = tl.program_id(0).to(tl.int64)
+    head = program // slices
+    offs_d = (program % slices).to(tl.int32) * BLOCK_D + tl.arange(0, BLOCK_D)
+    width = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    row = 3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    nodes_ptr += head * node_count * width
+    stats_ptr += head * stats_count * row
+    below = blocks
+    for _ in range(BASE):
+        nodes_ptr += below.to(tl.int64) * width
+        below = tl.cdiv(below, BRANCHING)
+    keys_per_node = tl.full([], BLOCK_SIZE, tl.int64) * SPAN
+    for _ in range(BASE + 1, levels):
+        nodes_ptr += below.to(tl.int64) * width
+        parents = tl.cdiv(below, BRANCHING)
+        keys_per_node *= BRANCHING
+        for start in range(0, parents, ROWS):
+            node = start + tl.arange(0, ROWS)
+            # of shape [ROWS, BLOCK_D], fp32
+            total = tl.zeros([ROWS, BLOCK_D], tl.float32)
+            high = tl.full([ROWS, BLOCK_D], float("-inf"), tl.float32)
+            low = tl.full([ROWS, BLOCK_D], float("inf"), tl.float32)
+            for index in range(BRANCHING):
+                child = node * BRANCHING + index
+                mask = (child < below)[:, None] & (offs_d < HEAD_DIM)[None, :]
+                at = stats_ptr + child.to(tl.int64)[:, None] * row + offs_d[None, :]
+                total += tl.load(at, mask=mask, other=0.0)
+                if HAS_BOUNDS:
+                    high = tl.maximum(high, tl.load(at + HEAD_DIM, mask=mask, other=float("-inf")))
+                    low = tl.minimum(low, tl.load(at + 2 * HEAD_DIM, mask=mask, other=float("inf")))
+            mean = total / _keys_under(node, keys_per_node, seq_len)[:, None]
+            held = node < parents
+            _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
+            above = stats_ptr + below.to(tl.int64) * row
+            _store_statistics(above, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+        stats_ptr += below.to(tl.int64) * row
+        below = parents
+        tl.debug_barrier()
+
+
+def base_levels(branching: int) -> int:
+    """Levels that `_build_base` composes in registers: 16 blocks' worth (8 with a branching of 8)."""
+    return {2: 4, 4: 2, 8: 1, 16: 1}.get(branching, 0)
+
+
+def build(k: Tensor, *, block_size: int, branching: int, levels: int, bound_weight: float) -> Pyramid:
+    """The pyramid of k [B, G, N, D] (any strides, last dimension contiguous) with `levels` levels, as its twin's."""
+    batch, kv_heads, seq_len, head_dim = k.shape
+    offsets, keys = level_table(seq_len, block_size, branching, levels, k.device)
+    has_bounds = bound_weight > 0
+    base = base_levels(branching)
+    span = branching**base if base else 8
+    stats = offsets[-1] - offsets[base] if levels > base + 1 else 0
+    nodes = torch.empty(batch, kv_heads, offsets[-1], head_dim * (1 + has_bounds), dtype=k.dtype, device=k.device)
+    scratch = torch.empty(batch, kv_heads, stats, 3 if has_bounds else 1, head_dim, device=k.device)
+    blocks = offsets[1]
+    shape = {"BLOCK_SIZE": block_size, "HEAD_DIM": head_dim, "BRANCHING": branching, "HAS_BOUNDS": has_bounds}
+    _build_base[(batch * kv_heads * triton.cdiv(blocks, span),)](
+        k,
+        nodes,
+        scratch,
+        k.stride()[:3],
+        bound_weight,
+        kv_heads,
+        seq_len,
+        blocks,
+        levels,
+        offsets[-1],
+        stats,
+        BLOCK_N=triton.next_power_of_2(block_size),
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BASE=base,
+        SPAN=span,
+        HAS_REST=stats > 0,
+        STAGES=BASE_STAGES,
+        num_warps=BASE_WARPS,
+        **shape,
+    )
+    if stats:
+        _build_rest[(batch * kv_heads * triton.cdiv(head_dim, 32),)](
+            nodes,
+            scratch,
+            bound_weight,
+            seq_len,
+            blocks,
+            levels,
+            offsets[-1],
+            stats,
+            BLOCK_D=32,
+            BASE=base,
+            SPAN=branching**base,
+            ROWS=32,
+            num_warps=4,
+            **shape,
+        )
+    return Pyramid(nodes, keys, offsets, block_size, branching, has_bounds)
+
+
+@lru_cache(maxsize=32)
+def level_table(
+    seq_len: int, block_size: int, branching: int, levels: int, device: torch.device
+) -> tuple[tuple[int, ...], Tensor]:
+    """Offsets of the levels in the node buffer, and the number of keys under each node (fp32, on the device)."""
+    size = block_size
+    offsets, counts = [0], []
+    for _ in range(levels):
+        nodes = -(-seq_len // size)
+        held = torch.full((nodes,), float(size))
+        held[-1] = seq_len - (nodes - 1) * size
+        counts.append(held)
+        offsets.append(offsets[-1] + nodes)
+        size *= branching
+    return tuple(offsets), torch.cat(counts).to(device)

@@ -1,0 +1,31 @@
+"""Kernel tests run twice: on the CPU in Triton's interpreter (see test_interpreter.py), and on a GPU under `-m gpu`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Triton 3.9 warns until the choice that it makes today is spelled out.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+@pytest.fixture
+def device() -> str:
+    """Where Triton kernels can run in this process."""
+    if INTERPRETED:
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    pytest.skip("needs a CUDA device, or the interpreter (tests/kernels/test_interpreter.py runs this file in it)")
+
+
+@pytest.fixture(autouse=True)
+def nan_filled() -> Iterator[None]:
+    """Memory from torch.empty holds NaN (or the largest integer), so that an element nobody wrote shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

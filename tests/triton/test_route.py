@@ -1,0 +1,133 @@
+"""The Triton walk against its torch twin: the same sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.tiling import Tiling
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+    block_size: int
+    query_tile: int
+    rules: dict[str, object] = field(default_factory=dict)
+    causal: bool = True
+    batch: int = 1
+
+
+CAUSAL = {"sink_blocks": 1, "local_blocks": 2, "start_width": 4}
+MEAN = {**CAUSAL, "tile_reduce": "mean", "leaf_score": "summary"}
+PAPER = {**CAUSAL, "beam": 1, "levels": "full", "bound_weight": 0, "node_score": "children", "leaf_candidates": None,
+         "head_reduce": "sum_lse"}  # fmt: skip
+SMALL = [
+    Case("mean-group-2", 2, 1, 700, 700, 16, 16, 32, {**MEAN, "top_k": 4, "beam": 1}),
+    Case("mean-branching-3", 4, 2, 150, 333, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1.5, "branching": 3}, batch=2),
+    Case("mean-no-bounds-not-causal", 1, 1, 130, 900, 24, 16, 128, {**MEAN, "top_k": 6, "beam": 1, "bound_weight": 0,
+         "local_blocks": 0}, causal=False),
+    Case("one-level", 1, 1, 500, 500, 16, 16, 32, {**MEAN, "top_k": 7, "levels": 1}),
+    Case("forced-in-budget-more-queries", 1, 1, 500, 300, 16, 16, 32, {**MEAN, "top_k": 7, "forced_in_budget": True,
+         "levels": "full", "beam": 1}),
+    Case("nothing-by-rank", 1, 1, 300, 300, 16, 16, 32, {**MEAN, "top_k": 0, "beam": 1}),
+    Case("rows-exact", 2, 1, 600, 600, 16, 16, 128, {**CAUSAL, "top_k": 4, "beam": 2, "leaf_candidates": 2,
+         "score_rows": 16}),
+    Case("rows-exact-group-3", 3, 1, 200, 200, 16, 16, 16, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2}),
+    Case("token-level", 4, 2, 12, 200, 16, 16, 1, {**CAUSAL, "top_k": 2, "beam": 2, "leaf_candidates": 2}),
+    Case("sum-lse-all-candidates", 2, 1, 300, 300, 16, 16, 32, {**CAUSAL, "top_k": 3, "beam": 1,
+         "leaf_candidates": None, "head_reduce": "sum_lse", "bound_weight": 0}),
+    Case("lse-ragged-not-causal", 2, 1, 100, 300, 16, 48, 20, {**CAUSAL, "top_k": 2, "beam": 1, "leaf_candidates": 2,
+         "head_reduce": "lse", "sink_blocks": 0, "local_blocks": 0}, causal=False),
+    Case("set-per-query-head", 2, 1, 200, 300, 16, 16, 32, {**CAUSAL, "top_k": 2, "beam": 1, "leaf_candidates": 2,
+         "head_reduce": "none"}),
+    Case("paper", 2, 1, 300, 300, 16, 16, 32, {**PAPER, "top_k": 2}),
+    Case("children-group-3-branching-3", 3, 1, 150, 330, 16, 16, 16, {**PAPER, "top_k": 2, "branching": 3, "bound_weight": 1}),
+    Case("children-not-causal-ragged", 1, 1, 60, 250, 16, 16, 20, {**PAPER, "top_k": 2, "local_blocks": 0}, causal=False),
+    Case("exact-nothing-by-rank", 1, 1, 100, 100, 16, 16, 32, {**CAUSAL, "top_k": 0}),
+    Case("exact-forced-in-budget", 3, 1, 300, 300, 16, 16, 64, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2,
+         "forced_in_budget": True}),
+]  # fmt: skip
+WIDE = {"sink_blocks": 1, "local_blocks": 2}
+LARGE = [
+    Case("fastest", 2, 2, 8192, 8192, 128, 64, 128, {**WIDE, "top_k": 16, "tile_reduce": "mean", "leaf_score": "summary"}),
+    Case("fastest-k-20", 4, 2, 5000, 9001, 64, 32, 64, {**WIDE, "top_k": 20, "beam": 2, "tile_reduce": "mean",
+         "leaf_score": "summary"}),
+    Case("fast", 2, 2, 8192, 8192, 128, 64, 128, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2,
+         "score_rows": 16}),
+    Case("default-group-2", 4, 2, 3000, 3333, 64, 32, 64, {**WIDE, "top_k": 8}),
+    Case("paper", 2, 2, 4000, 4000, 128, 64, 64, {**WIDE, **PAPER, "start_width": 64, "top_k": 8}),
+    Case("token-level-group-16", 16, 1, 500, 4096, 128, 64, 1, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2}),
+    Case("flat-exact", 2, 2, 1000, 3000, 96, 16, 128, {**WIDE, "top_k": 5, "levels": 1, "head_reduce": "sum_lse",
+         "bound_weight": 0, "leaf_candidates": None}),
+]  # fmt: skip
+
+
+def named(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+@named(SMALL)
+def test_small(case: Case, device: str) -> None:
+    assert differing_rows(case, torch.float32, device) == 0
+
+
+@named(SMALL[:1] + SMALL[6:7])
+def test_small_half(case: Case, device: str) -> None:
+    # Seed 0 holds a near-tie (two blocks at 2.24679) in the first case.
+    assert differing_rows(case, torch.float16, device, seed=1) == 0
+
+
+@pytest.mark.gpu
+@named(LARGE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_large(case: Case, dtype: torch.dtype, device: str) -> None:
+    # A near-tie that the order of a sum decides may swap one block in a row of many thousands.
+    assert differing_rows(case, dtype, device) <= 1e-3
+
+
+def test_ties_go_to_the_lower_block(device: str) -> None:
+    case = Case("", 1, 1, 400, 400, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1})
+    assert differing_rows(case, torch.float32, device, equal_keys=True) == 0
+
+
+def test_nan_counts_as_the_lowest_score(device: str) -> None:
+    case = Case("", 1, 1, 400, 400, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1})
+    assert differing_rows(case, torch.float32, device, poisoned_key=70) == 0
+
+
+def differing_rows(
+    case: Case,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    seed: int = 0,
+    equal_keys: bool = False,
+    poisoned_key: int | None = None,
+) -> float:
+    """Share of lists that differ from the twin's; shape, dtype and gaps must be right besides."""
+    from pyramidbench.kernels.route import route, route_gap
+
+    torch.manual_seed(seed)
+    q = torch.randn(case.batch, case.queries, case.heads, case.head_dim, device=device).to(dtype).transpose(1, 2)
+    k = torch.randn(case.batch, case.kv_heads, case.keys, case.head_dim, device=device).to(dtype)
+    if equal_keys:
+        k = k[:, :, :1].expand_as(k).contiguous()
+    if poisoned_key is not None:
+        k[:, :, poisoned_key] = torch.nan
+    tiling = Tiling(case.queries, case.keys, case.block_size, case.query_tile, case.causal)
+    rules = WalkRules(**case.rules)
+    assert route_gap(rules, tiling, case.head_dim, str(dtype).removeprefix("torch.")) is None
+    pyramid = build(k, tiling, rules)
+    twin = route_reference(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
+    lists = route(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
+    assert (lists.shape, lists.dtype) == (twin.shape, twin.dtype)
+    return float((lists != twin).any(-1).double().mean())
