@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from pyramidbench.kernels.panels import Panels, membership, panels_of, unite
+from pyramidbench.kernels.panels import Panels, gather, membership, panels_of, unite
 from pyramidbench.problem import check_tensors
 from pyramidbench.selection import BlockSelection
 
@@ -33,7 +33,7 @@ def sparse_attention(
     Raises:
         ValueError: tensors that do not fit together, or a selection made for other lengths or heads.
     """
-    _check(q, k, v, selection)
+    check_call(q, k, v, selection)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = [torch.cat(list(_over_panels(part, _attend)), dim=1) for part in _sets(q, k, v, selection, scale)]
     return torch.stack([head[:, : q.shape[2]] for head in heads]).view(*q.shape[:3], v.shape[-1]).to(q.dtype)
@@ -44,13 +44,14 @@ def sparse_log_sum_exp(q: Tensor, k: Tensor, selection: BlockSelection, *, scale
 
     Shapes and errors as for `sparse_attention`.
     """
-    _check(q, k, k, selection)
+    check_call(q, k, k, selection)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     heads = [torch.cat(list(_over_panels(part, _log_sum_exp)), dim=1) for part in _sets(q, k, k, selection, scale)]
     return torch.stack([head[:, : q.shape[2]] for head in heads]).view(q.shape[:3])
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> None:
+def check_call(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> None:
+    """Raise ValueError unless the tensors fit together and the selection was made for them."""
     check_tensors(q, k, v)
     if (selection.seq_len_q, selection.seq_len_kv) != (q.shape[2], k.shape[2]):
         raise ValueError(
@@ -100,34 +101,40 @@ def _over_panels(part: _Set, compute: Callable[[_Set, Panels], Tensor]) -> Itera
         yield checkpoint(compute, part, panels, use_reentrant=False) if tracked else compute(part, panels)
 
 
-def _gather(part: _Set, panels: Panels) -> tuple[Tensor, Tensor, Tensor]:
-    """The panels' queries [P, g, rows, D], their union of blocks [P, U], and which keys a row sees [P, rows, U·C]."""
+def _panel(part: _Set, panels: Panels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A chunk's queries [P, g, rows, D], union of blocks [P, U], and what its rows see.
+
+    The bias [P, rows, U·C] is 0 for a key that a row sees and -inf for another; rows that see none are blind, [P, rows].
+    """
     tiling = part.selection.tiling
     nodes = part.indices[panels.tile]
     union, slot = unite(nodes)
-    member = membership(nodes, slot, union.shape[1]) & (union >= 0)[:, None]
-    key = (union[..., None] * tiling.block_size + torch.arange(tiling.block_size, device=union.device)).flatten(1)
+    member = (membership(nodes, slot, union.shape[1]) & (union >= 0)[:, None])[:, :, None]
+    first = (union * tiling.block_size).to(torch.int32)
+    key = (first[..., None] + torch.arange(tiling.block_size, dtype=torch.int32, device=union.device)).flatten(1)
     last = panels.row + tiling.offset if tiling.causal else torch.full_like(panels.row, tiling.seq_len_kv - 1)
-    seen = member.repeat_interleave(tiling.block_size, -1)[:, :, None] & (key[:, None, None] <= last[..., None])
+    last = last[..., None].to(torch.int32)
+    seen = (key[:, None, None] <= last) & member.repeat_interleave(tiling.block_size, -1)
+    blind = ~((first[:, None, None] <= last) & member).any(-1)
+    bias = torch.zeros((), dtype=part.keys.dtype, device=union.device).where(seen, -torch.inf)
     queries = panels.queries(part.q).transpose(1, 2).flatten(2, 3).to(part.keys.dtype)
-    return queries, union.clamp(min=0), seen.flatten(1, 2)
+    return queries, union, bias.flatten(1, 2), blind.flatten(1)
 
 
 def _attend(part: _Set, panels: Panels) -> Tensor:
     """Output of a chunk in query order, [g, rows, Dv]: dense attention over the gathered blocks, under their mask."""
-    queries, union, seen = _gather(part, panels)
-    keys, values = (
-        x[union].flatten(1, 2)[:, None].expand(-1, queries.shape[1], -1, -1) for x in (part.keys, part.values)
-    )
+    queries, union, bias, blind = _panel(part, panels)
+    heads = (-1, queries.shape[1], -1, -1)
+    keys, values = (gather(x, union).flatten(1, 2)[:, None].expand(heads) for x in (part.keys, part.values))
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
         output = torch.nn.functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=seen[:, None], scale=part.scale
+            queries, keys, values, attn_mask=bias[:, None], scale=part.scale
         )
-    return output.masked_fill(~seen.any(-1)[:, None, :, None], 0).transpose(0, 1).flatten(1, 2)
+    return output.masked_fill(blind[:, None, :, None], 0).transpose(0, 1).flatten(1, 2)
 
 
 def _log_sum_exp(part: _Set, panels: Panels) -> Tensor:
     """Log-sum-exp of a chunk in query order, [g, rows]."""
-    queries, union, seen = _gather(part, panels)
-    logits = queries @ part.keys[union].flatten(1, 2)[:, None].mT * part.scale
-    return logits.masked_fill(~seen[:, None], -torch.inf).logsumexp(-1).transpose(0, 1).flatten(1)
+    queries, union, bias, _ = _panel(part, panels)
+    logits = queries @ gather(part.keys, union).flatten(1, 2)[:, None].mT * part.scale
+    return (logits + bias[:, None]).logsumexp(-1).transpose(0, 1).flatten(1)

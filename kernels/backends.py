@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk
-from pyramidbench.kernels.attention import _check, sparse_attention
+from pyramidbench.kernels.attention import check_call, sparse_attention
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import WalkRules, route_reference
 from pyramidbench.problem import Problem
@@ -73,23 +73,28 @@ def _no_triton(device: str) -> str | None:
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float, backend: Backend) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, problem: Problem, implementation: Implementation
+) -> Tensor:
     """Exact attention over the listed blocks, [B, H, M, Dv]: `kernels.attention.sparse_attention` on either backend.
 
+    The Triton kernels have no backward: where an input requires a gradient, "auto" takes the torch twin.
+
     Raises:
-        ValueError: tensors or a selection that do not fit together, or gradients asked of the Triton forward.
+        ValueError: tensors or a selection that do not fit together, or gradients asked of "triton".
     """
-    if backend == "reference":
-        return sparse_attention(q, k, v, selection, scale=scale)
+    if chosen(implementation, attention_gap(problem, selection.block_size) or _gradient_gap(q, k, v)) == "reference":
+        return sparse_attention(q, k, v, selection, scale=problem.scale)
     from pyramidbench.kernels import attention_fwd
 
-    _check(q, k, v, selection)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
-        raise ValueError(
-            "the Triton attention has no backward yet, and an input requires a gradient; "
-            "use implementation='reference', or torch.no_grad()"
-        )
-    return attention_fwd.attend(q, k, v, selection, scale)[0]
+    check_call(q, k, v, selection)
+    return attention_fwd.attend(q, k, v, selection, problem.scale)[0]
+
+
+def _gradient_gap(*tensors: Tensor) -> str | None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return "the Triton attention has no backward yet, and an input requires a gradient"
+    return None
 
 
 def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyramid:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyramidbench.kernels.panels import gather
 from pyramidbench.kernels.pyramid import Pyramid
 
 
@@ -108,7 +109,7 @@ def _logits(queries: Tensor, keys: Tensor, union: Tensor | int) -> Tensor:
         flat = keys[:union].reshape(-1, keys.shape[-1])
         logits = rows @ flat.mT
     else:
-        gathered = keys[union.clamp(min=0)].reshape(union.shape[0], -1, keys.shape[-1])
+        gathered = gather(keys, union).reshape(union.shape[0], -1, keys.shape[-1])
         logits = torch.bmm(rows, gathered.mT)
     return logits.unflatten(1, queries.shape[1:4])
 

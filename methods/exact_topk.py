@@ -63,7 +63,7 @@ class ExactTopK(BlockMethod):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        return backends.attend(q, k, v, selection, problem.scale, self._attend_backend(problem))
+        return backends.attend(q, k, v, selection, problem, self.implementation)
 
     def cost(self, problem: Problem) -> Cost:
         planned, tiling = self.planned(problem), self.tiling(problem)

@@ -92,7 +92,7 @@ class FlatTopK(BlockMethod):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        return backends.attend(q, k, v, selection, problem.scale, self._attend_backend(problem))
+        return backends.attend(q, k, v, selection, problem, self.implementation)
 
     def cost(self, problem: Problem) -> Cost:
         tiling, rules, planned = self.tiling(problem), self.rules(problem), self.planned(problem)

@@ -62,9 +62,9 @@ def pyramid_attention(
     """Attention of each query to the `top_k` key blocks that the pyramid walk chooses for its tile: [B, H, M, Dv].
 
     q: [B, H, M, D]; k: [B, G, N, D]; v: [B, G, N, Dv], with H a multiple of G; any stride with a contiguous last
-    dimension. Returns q's dtype; differentiable in q, k and v, with the chosen blocks as constants (on CUDA with
-    implementation="reference": the Triton kernels have no backward yet, and say so). Query i sits at position i + N - M,
-    so the last query sees all keys. A query without a key gets 0. `scale` multiplies the logits
+    dimension. Returns q's dtype; differentiable in q, k and v, with the chosen blocks as constants (the Triton
+    kernels have no backward yet: with gradients the attention runs in torch). Query i sits at position i + N - M, so the
+    last query sees all keys. A query without a key gets 0. `scale` multiplies the logits
     (default 1/√D). docs/selection.md defines every other parameter and the presets "default", "paper", "fast", "fastest".
 
     Raises:

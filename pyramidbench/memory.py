@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import gc
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from pyramidbench.allocator import release_freed_memory
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
@@ -43,9 +43,7 @@ def _reset_resident_peak() -> bool:
 
     Freed memory goes back to the system first: what the C library still holds would hide the call's own use of it.
     """
-    library = ctypes.CDLL(ctypes.util.find_library("c"))
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
+    release_freed_memory()
     try:
         _CLEAR.write_text("5")
     except OSError:

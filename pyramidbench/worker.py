@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 from pebble import ProcessExpired, ProcessPool
 
+from pyramidbench.allocator import keep_freed_memory
 from pyramidbench.cell import Cell
 from pyramidbench.record import Record
 from pyramidbench.runner import Loaded, Settings, failed, run_cell
@@ -78,6 +79,7 @@ _loaded: dict[str, Loaded] = {}
 
 def _prepare(threads: int) -> None:
     torch.set_num_threads(threads)
+    keep_freed_memory()
 
 
 def _load(cell: Cell, device: torch.device) -> Loaded:
