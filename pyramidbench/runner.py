@@ -30,7 +30,7 @@ from pyramidbench.tiling import Tiling
 
 FEW_SAMPLES = 20
 STAGE_REPEATS = 3
-LONG_CALL_S = 1.0
+LONG_CALL_S = 0.2
 
 
 @dataclass(frozen=True)
