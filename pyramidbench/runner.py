@@ -17,7 +17,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.clock import clock_for, sample, stage_times
 from pyramidbench.cost import attention_cost
 from pyramidbench.errors import UserError
-from pyramidbench.gate import GateFailure, Passed, check_call, check_causal
+from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form
 from pyramidbench.memory import peak_above_inputs
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.oracle import ExactRows, exact_rows, sample_tiles
@@ -147,26 +147,28 @@ def _input_label(cell: Cell) -> str:
 
 def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> Record:
     q, k, v, problem = loaded.q, loaded.k, loaded.v, loaded.problem
-    passed = check_call(method, q, k, v, problem)
-    if cell.timed:
-        check_causal(method, q, k, v, problem, passed)
+    called = check_call(method, q, k, v, problem) if cell.timed else check_form(method, q, k, v, problem)
     columns = describe(cell, settings) | {
         "backend": method.backend(problem),
-        "gate_error": passed.error / passed.allowed if passed.allowed else 0.0,
-        **_work(method, problem, passed.selection),
-        **asdict(_quality(cell, method, passed, loaded, settings)),
+        **_work(method, problem, called.selection),
+        **asdict(_quality(cell, method, called, loaded, settings)),
         "quality_source": inputs.quality_source(cell.input),
     }
-    if not cell.timed:
+    if not isinstance(called, Passed):
         return Record(status="ok", **columns)
-    columns |= {"first_call_s": passed.seconds, **_timing(cell, method, passed, loaded, settings)}
+    check_causal(method, q, k, v, problem, called)
+    columns |= {
+        "gate_error": called.error / called.allowed if called.allowed else 0.0,
+        "first_call_s": called.seconds,
+        **_timing(cell, method, called, loaded, settings),
+    }
     columns["peak_memory_bytes"] = peak_above_inputs(lambda: method(q, k, v, problem), q.device)
-    columns |= _rates(method, problem, passed.selection, columns["latency_s"])
+    columns |= _rates(method, problem, called.selection, columns["latency_s"])
     _check_again(method, q, k, v, problem)
     return Record(status="low_n" if columns["samples"] < FEW_SAMPLES else "ok", **columns)
 
 
-def _quality(cell: Cell, method: Method, passed: Passed, loaded: Loaded, settings: Settings) -> Quality:
+def _quality(cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings) -> Quality:
     """Quality columns; empty on random tensors, whose near-uniform attention is no measure of quality."""
     if cell.input == "normal":
         return Quality()
@@ -177,17 +179,17 @@ def _quality(cell: Cell, method: Method, passed: Passed, loaded: Loaded, setting
         else Tiling(problem.seq_len_q, problem.seq_len_kv, 64, 64, problem.causal)
     )
     tiles, exact = loaded.exact_rows(tiling, settings.quality_elements)
-    return measure_quality(passed.output, passed.selection, method, problem, tiling, exact, tiles)
+    return measure_quality(called.output, called.selection, method, problem, tiling, exact, tiles)
 
 
-def _timing(cell: Cell, method: Method, passed: Passed, loaded: Loaded, settings: Settings) -> dict[str, Any]:
+def _timing(cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings) -> dict[str, Any]:
     q, k, v, problem = loaded.q, loaded.k, loaded.v, loaded.problem
     clock = clock_for(q.device)
     with torch.no_grad():
         samples = sample(lambda: method(q, k, v, problem), clock, settings.timing_s)
         stages = stage_times(
             lambda: method.select(q, k, problem),
-            lambda: method.attend(q, k, v, passed.selection, problem),
+            lambda: method.attend(q, k, v, called.selection, problem),
             q.device,
             STAGE_REPEATS if max(samples) < LONG_CALL_S else 1,
         )
@@ -205,7 +207,7 @@ def _timing(cell: Cell, method: Method, passed: Passed, loaded: Loaded, settings
         "clock": clock.name,
         "build_s": build,
         "route_s": route,
-        "index_s": max(0.0, index) if passed.selection is not None else None,
+        "index_s": max(0.0, index) if called.selection is not None else None,
         "attend_s": stages["attend"],
     }
 
