@@ -8,7 +8,7 @@ CAPTURE := .captures/smollm2-python.safetensors
 .PHONY: demo test gpu-test setup model lint types format clean
 
 demo: setup $(CAPTURE)
-	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 300ms
+	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 500ms
 
 test: setup model lint types
 	$(BIN)/pytest

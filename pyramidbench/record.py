@@ -31,7 +31,7 @@ class Record(BaseModel):
     reason: str | None = _column("why there is no number, or what the reader must know about it")
     method: str = Field(description="name, or name:preset")
     kind: str | None = _column("dense, selection, or bound (an oracle or a floor, not a rival)")
-    backend: str | None = _column("implementation that ran, e.g. reference (plain torch), sdpa-flash")
+    backend: str | None = _column("what ran: triton, reference (plain torch), sdpa-…; route+attend where these differ")
     device: str | None = _column("the device's own name")
     batch: int | None = _column("sequences in the call")
     heads: int | None = _column("query heads")

@@ -147,4 +147,6 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     if len(problems):
         reasons = sorted(set(problems["speedup_reason"]))
         notes.append(f"Rows with a time but no speed-up: {len(problems)}; {'; '.join(reasons)}.")
+    if summary["device"].astype(str).str.contains("H100|H200|H800|GH200").any():
+        notes.append("FlashAttention-3, the faster dense kernel on this GPU, was not measured: speed-ups are against torch's own.")
     return tuple(notes)

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attention import sparse_attention
 from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
@@ -74,6 +75,10 @@ def rules(top_k: int, overrides: dict[str, object]) -> WalkRules:
     return WalkRules(**{"top_k": top_k, "sink_blocks": 1, "local_blocks": 2, **overrides})
 
 
+def problem_of(q: Tensor, k: Tensor, v: Tensor) -> Problem:
+    return Problem.of(q, k, v, causal=True, scale=None)
+
+
 def check(name: str, overrides: dict[str, object]) -> None:
     """Sets against the twin's, and the output against fp64 within twice the twin's error."""
     torch.manual_seed(1)
@@ -82,7 +87,7 @@ def check(name: str, overrides: dict[str, object]) -> None:
     lists = [select(q, k, tiling, walk, backend) for backend in ("triton", "reference")]
     differing = float((lists[0] != lists[1]).any(-1).double().mean())
     selection = BlockSelection.from_indices(lists[0], tiling)
-    out = backends.attend(q, k, v, selection, HEAD_DIM**-0.5, "triton")
+    out = backends.attend(q, k, v, selection, problem_of(q, k, v), "triton")
     exact = sparse_attention(q.double(), k.double(), v.double(), selection)
     error, allowed = error_of(out, exact), 2 * error_of(sparse_attention(q, k, v, selection), exact)
     print(f"{name}: {differing:.2%} of the lists differ from the twin's; error {error:.2e}, allowed {allowed:.2e}")
@@ -100,7 +105,7 @@ def error_of(out: Tensor, exact: Tensor) -> float:
 
 
 def time_variant(name: str, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor, samples: int) -> Row:
-    keys, scale = k.shape[2], HEAD_DIM**-0.5
+    keys, scale, problem = k.shape[2], HEAD_DIM**-0.5, problem_of(q, k, v)
     tiling = Tiling(keys, keys, BLOCK, TILE, True)
     pyramid = backends.build(k, tiling, walk, "triton")
     selection = BlockSelection.from_indices(backends.route(q, k, pyramid, tiling, walk, scale, "triton"), tiling)
@@ -109,11 +114,11 @@ def time_variant(name: str, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor, sa
     def whole() -> Tensor:
         own = backends.build(k, tiling, walk, "triton")
         lists = backends.route(q, k, own, tiling, walk, scale, "triton")
-        return backends.attend(q, k, v, BlockSelection.from_indices(lists, tiling), scale, "triton")
+        return backends.attend(q, k, v, BlockSelection.from_indices(lists, tiling), problem, "triton")
 
     build = milliseconds(lambda: backends.build(k, tiling, walk, "triton"), samples)
     route = milliseconds(lambda: backends.route(q, k, pyramid, tiling, walk, scale, "triton"), samples)
-    attend = milliseconds(lambda: backends.attend(q, k, v, selection, scale, "triton"), samples)
+    attend = milliseconds(lambda: backends.attend(q, k, v, selection, problem, "triton"), samples)
     return Row(keys, name, build, route, attend, flops / attend / 1e9, peak_bytes(whole))
 
 
