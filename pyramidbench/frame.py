@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from pyramidbench.errors import UserError
 from pyramidbench.record import MEASURED
+from pyramidbench.registry import create
 from pyramidbench.units import integer, is_missing, one_line
 
 PROBLEM = [
@@ -150,26 +153,32 @@ def _only_value_filled(column: pd.Series) -> pd.Series:
 
 
 def labels(summary: pd.DataFrame) -> list[str]:
-    """A name for each row: its method, and the parameters beyond the budget in which rows of that method differ."""
+    """A name for each row: its method, and the parameters beyond the budget that tell it apart from another row of that
+    method and that its preset does not have."""
     given = [{} if is_missing(text) else json.loads(text) for text in summary["parameters"]]
     values: dict[tuple[str, str], set[str]] = {}
     for method, parameters in zip(summary["method"], given):
         for name, value in parameters.items():
             values.setdefault((method, name), set()).add(json.dumps(value))
     return [
-        " ".join(
-            [method, *(f"{name}={_short(value)}" for name, value in parameters.items() if _tells(values, method, name))]
+        " ".join([method, *(f"{name}={_short(value)}" for name, value in own.items() if len(values[method, name]) > 1)])
+        for method, own in (
+            (method, _unusual(method, parameters)) for method, parameters in zip(summary["method"], given)
         )
-        for method, parameters in zip(summary["method"], given)
     ]
+
+
+def _unusual(method: str, parameters: Row) -> Row:
+    """The parameters beyond the budget that differ from the method's own; all of them where the method is not known."""
+    try:
+        usual = dataclasses.asdict(create(method))
+    except UserError:
+        usual = {}
+    return {name: value for name, value in parameters.items() if name not in BUDGET and usual.get(name, ...) != value}
 
 
 def _short(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _tells(values: dict[tuple[str, str], set[str]], method: str, name: str) -> bool:
-    return name not in BUDGET and len(values[method, name]) > 1
 
 
 def settings(summary: pd.DataFrame) -> list[Setting]:

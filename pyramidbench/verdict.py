@@ -41,7 +41,12 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     scope = (
         (f"The sentences above are about {setting.text}; {others} more settings are in the table.",) if others else ()
     )
-    sentences = _by_speed(timed, setting) if len(timed) else _by_quality(rows, summary)
+    if len(timed):
+        sentences: tuple[str, ...] = _by_speed(timed, setting)
+    elif rows["mass_ratio"].isna().all() and rows["speedup"].notna().any():
+        sentences = _by_speed_alone(rows.dropna(subset=["speedup"]))
+    else:
+        sentences = _by_quality(rows, summary)
     return Verdict(sentences, (*caveats(summary), *scope))
 
 
@@ -73,8 +78,29 @@ def _by_speed(timed: pd.DataFrame, setting: Setting) -> tuple[str, str]:
     else:
         good_ones = f"no selection that keeps {GOOD:.0%} of what exact Top-K keeps"
         first = f"{where} {good_ones} beats dense attention: the nearest is {_name(best)}, {pace}."
+    ahead = here[here["speedup"] > 1]
+    if best["speedup"] <= 1 and len(ahead):
+        less = ahead.sort_values("mass_ratio", ascending=False).iloc[0]
+        return (
+            first,
+            f"What is faster keeps less: {_name(less)} keeps {percent(less['mass_ratio'])} at {ratio(less['speedup'])}.",
+        )
     since, other = _from_where(best, timed), _of_subject(best, here)
     return first, f"{since}; {other}" if since else other[:1].upper() + other[1:]
+
+
+def _by_speed_alone(rows: pd.DataFrame) -> tuple[str, str]:
+    """Speed where nothing was judged for quality: the fastest selection and the fastest pyramid, at the longest length."""
+    here = rows[rows["seq_len_kv"] == fullest_length(rows)].sort_values("speedup", ascending=False)
+    best = here.iloc[0]
+    where = f"At {tokens(best['seq_len_kv'])} tokens on {best['device']}"
+    first = (
+        f"{where}, {_name(best)} is the fastest selection: {ratio(best['speedup'])} the speed of {best['dense_method']}"
+    )
+    own = here[here["method"].str.split(":").str[0] == SUBJECT]
+    if len(own) and own.index[0] != here.index[0]:
+        first += f"; of the pyramids, {_name(own.iloc[0])}: {ratio(own.iloc[0]['speedup'])}"
+    return f"{first}.", "Quality was not measured in this run, so it does not say what they miss."
 
 
 def _from_where(best: pd.Series, timed: pd.DataFrame) -> str:
@@ -148,5 +174,7 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
         reasons = sorted(set(problems["speedup_reason"]))
         notes.append(f"Rows with a time but no speed-up: {len(problems)}; {'; '.join(reasons)}.")
     if summary["device"].astype(str).str.contains("H100|H200|H800|GH200").any():
-        notes.append("FlashAttention-3, the faster dense kernel on this GPU, was not measured: speed-ups are against torch's own.")
+        notes.append(
+            "FlashAttention-3, the faster dense kernel on this GPU, was not measured: speed-ups are against torch's own."
+        )
     return tuple(notes)

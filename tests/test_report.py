@@ -168,6 +168,23 @@ def test_the_verdict_admits_that_nothing_beats_dense(shown_run: pd.DataFrame) ->
     assert "no selection that keeps 99% of what exact Top-K keeps beats dense attention" in judged(slower).text
 
 
+def test_the_verdict_says_what_is_faster_than_dense_where_the_good_ones_are_not(shown_run: pd.DataFrame) -> None:
+    good = shown_run["mass_ratio"].astype(float) >= 0.99
+    slower = shown_run.assign(latency_s=shown_run["latency_s"].where(~good, shown_run["latency_s"].astype(float) * 9))
+    first, second = judged(slower).sentences
+    assert "no selection that keeps 99%" in first
+    assert second.startswith("What is faster keeps less: ")
+    assert any(name in second for name in ("flat (", "pyramid:paper (", "sliding_window (", "pyramid:fast ("))
+
+
+def test_the_verdict_without_quality_speaks_of_speed_and_says_so(shown_run: pd.DataFrame) -> None:
+    unjudged = dict.fromkeys(("recall", "mass_kept", "mass_ratio", "mass_outside_forced", "output_error"))
+    first, second = judged(shown_run.assign(**unjudged)).sentences
+    assert "is the fastest selection: " in first
+    assert "× the speed of dense" in first
+    assert second == "Quality was not measured in this run, so it does not say what they miss."
+
+
 def test_the_verdict_says_when_no_selection_is_good(shown_run: pd.DataFrame) -> None:
     text = judged(shown_run.assign(mass_ratio=shown_run["mass_ratio"].astype(float) * 0.9)).text
     assert "no selection keeps 99% of what exact Top-K keeps: the nearest, flat:exact" in text
