@@ -28,8 +28,8 @@ class Worker:
         self.pool = self._start()
 
     def _start(self) -> ProcessPool:
-        # Threads that wait spin for some microseconds, then sleep: endless spinning, the default, slows calls up to tenfold on a
-        # busy machine, and sleeping at once slows chunked calls by a third on an idle one (two cores, 64k tokens).
+        # Threads that wait spin for some microseconds, then sleep. Endless spinning, the default, slows calls up to
+        # tenfold on a busy machine; sleeping at once slows chunked calls by a third on an idle one (docs/performance.md).
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         context = multiprocessing.get_context("spawn")
         return ProcessPool(max_workers=1, context=context, initializer=_prepare, initargs=[torch.get_num_threads()])
