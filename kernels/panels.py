@@ -1,9 +1,8 @@
 """Panels: how the torch twins batch query tiles. A panel is one or more neighbouring tiles and the union of their nodes.
 
-Neighbouring queries choose mostly the same nodes. At token level, gathering keys once per query would move hundreds of
-times the bytes that are needed, so 64 neighbouring queries share one gather of the union and a mask keeps their sets
-apart; at tile level the panel is the tile. (CPU, 2 cores, 8k tokens, 9 heads: 64 against 16 and 128 queries a panel is
-within 10 %; a panel of one query is over ten times slower.)
+Neighbouring queries choose mostly the same nodes. At token level, gathering keys once per query would copy each block up to 64
+times over, so 64 neighbouring queries share one gather of the union and a mask keeps their sets apart; at tile level the
+panel is the tile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from pyramidbench.tiling import Tiling
 
 PANEL_QUERIES = 64
 CHUNK_ELEMENTS = 1 << 22
-"""Logits held at a time: 16 MiB in fp32, about a last-level cache; 4 times more or less costs 10 % on two cores."""
+"""Logits held at a time, 16 MiB in fp32: the fastest of 2^18 to 2^22 on two cores at 64k tokens (docs/performance.md)."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ _NEVER = (1 << 31) - 1
 def keep_freed_memory() -> None:
     """Let freed blocks of up to 32 MiB be used again, rather than go back to the system and be faulted in anew.
 
-    Page faults are 15 to 30 % of the time of a chunked call on two cores (64k tokens, 16 MiB chunks). Another C library
+    Page faults are 10 to 30 % of the time of a chunked call on two cores (64k tokens, 16 MiB chunks). Another C library
     is left as it is.
     """
     library = _library()
