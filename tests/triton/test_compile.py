@@ -54,11 +54,10 @@ def attention(
 def walk(
     name: str, *, slots: int, mean: bool, heads: int = 1, rows: int = 16, query_tile: int = 128, children: bool = False
 ) -> Case:
-    from pyramidbench.kernels import route
-    from pyramidbench.kernels.route_walk import _walk
+    from pyramidbench.kernels import route_walk
 
     constants = {"GROUP": heads, "QUERY_TILE": query_tile, "BLOCK_SIZE": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
-    constants |= {"BRANCHING": 2, "SLOTS": slots, "CHUNK": route.WALK_CHUNK, "HEADS": heads, "ROWS": rows}
+    constants |= {"BRANCHING": 2, "SLOTS": slots, "CHUNK": route_walk.WALK_CHUNK, "HEADS": heads, "ROWS": rows}
     constants |= {
         "SCORE_ROWS": rows,
         "HAS_BOUNDS": True,
@@ -69,18 +68,17 @@ def walk(
     }
     constants |= {"FORCED_IN_BUDGET": False}
     pointers = {"q_ptr": "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
-    return Case(name, lambda: _walk, pointers, constants, 1, route.WALK_STAGES)
+    return Case(name, lambda: route_walk._walk, pointers, constants, 1, route_walk.WALK_STAGES)
 
 
 def leaf(name: str, *, reduce: str, heads: int = 1, rows: int = 16) -> Case:
-    from pyramidbench.kernels import route
-    from pyramidbench.kernels.route_leaf import _leaf
+    from pyramidbench.kernels import route_leaf
 
     constants = {"GROUP": heads, "QUERY_TILE": 128, "BLOCK_SIZE": 64, "BLOCK_N": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
     constants |= {"SLOTS": 128, "CHUNK": 16, "HEADS": heads, "ROWS": rows, "SCORE_ROWS": rows, "IS_CAUSAL": True}
     constants |= {"REDUCE": reduce, "FORCED_IN_BUDGET": False}
     pointers = {"q_ptr": "*bf16", "k_ptr": "*bf16", "mass_ptr": "*fp32", "score_ptr": "*fp32", "scale": "fp32"}
-    return Case(name, lambda: _leaf, pointers, constants, route.LEAF_WARPS, route.LEAF_STAGES)
+    return Case(name, lambda: route_leaf._leaf, pointers, constants, route_leaf.LEAF_WARPS, route_leaf.LEAF_STAGES)
 
 
 def build(name: str, *, rest: bool) -> Case:
