@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyramidbench import oracle
 from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk
 from pyramidbench.kernels.attention import check_call, sparse_attention
@@ -62,7 +63,18 @@ def walk_gap(problem: Problem, tiling: Tiling, rules: WalkRules) -> str | None:
         return missing
     from pyramidbench.kernels.route import route_gap
 
-    return route_gap(rules, tiling, problem.head_dim, problem.dtype)
+    group = 1 if rules.head_reduce == "none" else problem.group
+    return route_gap(rules, tiling, problem.head_dim, problem.dtype, group)
+
+
+def mass_gap(problem: Problem, tiling: Tiling) -> str | None:
+    """Why the Triton block mass cannot do this problem, or None."""
+    missing = _no_triton(problem.device)
+    if missing is not None:
+        return missing
+    from pyramidbench.kernels import mass
+
+    return mass.mass_gap(tiling, problem.head_dim, problem.dtype, problem.scale)
 
 
 def _no_triton(device: str) -> str | None:
@@ -122,3 +134,13 @@ def route(
     from pyramidbench.kernels import route as kernels
 
     return kernels.route(q, k, pyramid, tiling, rules, scale)
+
+
+def block_mass(q: Tensor, k: Tensor, tiling: Tiling, scale: float, tiles: Tensor, backend: Backend) -> Tensor:
+    """Exact share of attention of each block on some tiles: fp32 [B, H, T, blocks]; "reference" is the oracle itself."""
+    if backend == "reference":
+        sizes = {"block_size": tiling.block_size, "query_tile": tiling.query_tile}
+        return oracle.block_mass(q, k, **sizes, causal=tiling.causal, scale=scale, tiles=tiles)
+    from pyramidbench.kernels import mass
+
+    return mass.block_mass(q, k, tiling, scale, tiles)

@@ -6,73 +6,115 @@ Returns exactly what `kernels.walk.route_reference` returns (near-ties in fp32 a
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import Pyramid
-from pyramidbench.kernels.route_call import Call, list_widths, score_rows, slots, walked_levels_of
+from pyramidbench.kernels.route_call import Call, call_of, is_summed, list_widths, score_rows, scored_levels, slots
+from pyramidbench.kernels.route_descend import Descent, scan_places
 from pyramidbench.kernels.route_leaf import run_leaf
-from pyramidbench.kernels.route_walk import run_walk
+from pyramidbench.kernels.route_scores import Scorer
+from pyramidbench.kernels.route_walk import Start, run_walk
+from pyramidbench.kernels.route_window import Levels, windows
 from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.tiling import Tiling
 
+SCORED_NODES = 8192
+SCORED_NODES_BY_ROWS = 1024
+TALLEST_BAND = 128
+TALLEST_BAND_FP32 = 32
 WIDEST_LEVEL = 8192
 """Candidates of a level that one program holds in registers, at most."""
 
 
-def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str) -> str | None:
+def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str, group: int) -> str | None:
     """Why these kernels cannot do a walk, or None."""
     if dtype not in ("float16", "bfloat16", "float32"):
         return f"the Triton walk takes float16, bfloat16 and float32, not {dtype}"
     if head_dim > 256:
         return f"the Triton walk takes head dims up to 256, not {head_dim}"
-    if rules.tile_reduce == "mean" and rules.node_score == "children" and walked_levels_of(rules, tiling) > 1:
-        return "the Triton walk has no kernel for node_score='children' with tile_reduce='mean' yet"
-    if rules.leaf_score == "sub":
-        return "the Triton walk has no kernel for leaf_score='sub' yet; accepted: 'exact', 'summary'"
-    if rules.tile_reduce == "mean" and rules.leaf_score == "exact":
-        return "the Triton walk has no kernel for exact leaves with tile_reduce='mean' yet"
     if rules.tile_reduce == "lse" and score_rows(rules, tiling) > 128:
         return f"the Triton walk scores up to 128 rows a tile, not {score_rows(rules, tiling)}; set score_rows"
-    if slots(rules, tiling) > WIDEST_LEVEL:
+    places = _places(rules, tiling, group, dtype)
+    if places > WIDEST_LEVEL:
         return (
-            f"the Triton walk holds up to {WIDEST_LEVEL} candidates of a level, not {slots(rules, tiling)}; "
+            f"the Triton walk holds up to {WIDEST_LEVEL} candidates of a level, not {places}; "
             "lower beam or top_k, or raise levels"
         )
     return None
 
 
+def _places(rules: WalkRules, tiling: Tiling, group: int, dtype: str) -> int:
+    """Candidates that one program holds at a time."""
+    if scored_levels(rules, tiling) > 1 or _lowest_scored_level(rules, tiling, group, dtype) is None:
+        return slots(rules, tiling)
+    return scan_places(rules.top_k * (1 if rules.leaf_score == "summary" else rules.leaf_candidates or 1))
+
+
 def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
     """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1. Arguments as for `route_reference`."""
-    batch, heads, _, head_dim = q.shape
-    sets = heads if rules.head_reduce == "none" else k.shape[1]
+    batch, sets = q.shape[0], q.shape[1] if rules.head_reduce == "none" else k.shape[1]
     width, arriving = list_widths(rules, tiling)
     items = batch * sets * tiling.tiles
     lists = torch.empty(batch, sets, tiling.tiles, width, dtype=torch.int32, device=q.device)
     counts = torch.empty(batch, sets, tiling.tiles, dtype=torch.int32, device=q.device)
-    call = Call(
-        q,
-        pyramid,
-        tiling,
-        rules,
-        scale,
-        (items, sets, k.shape[1], tiling.tiles, tiling.seq_len_q, tiling.seq_len_kv),
-        {
-            "GROUP": heads // sets,
-            "QUERY_TILE": tiling.query_tile,
-            "BLOCK_SIZE": tiling.block_size,
-            "HEAD_DIM": head_dim,
-            "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-            "SCORE_ROWS": score_rows(rules, tiling),
-            "IS_CAUSAL": tiling.causal,
-        },
-    )
+    call = call_of(q, k, pyramid, tiling, rules, scale)
     if rules.leaf_score == "summary":
-        run_walk(call, lists, counts, rules.top_k)
+        _walk_to_leaves(call, lists, counts, rules.top_k)
         return lists
     candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device)
     candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
     passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
-    run_walk(call, candidates, candidate_counts, passed)
+    _walk_to_leaves(call, candidates, candidate_counts, passed)
     run_leaf(call, k, candidates, candidate_counts, lists, counts)
     return lists
+
+
+def _walk_to_leaves(call: Call, out: Tensor, counts: Tensor, width: int) -> None:
+    """Short levels by scores of all their nodes, longer ones below them by gathering each tile's nodes."""
+    is_last = call.rules.leaf_score == "summary"
+    lowest = _lowest_scored_level(call.rules, call.tiling, call.group, call.dtype)
+    if lowest is None:
+        run_walk(call, out, counts, width)
+    elif lowest == 0:
+        _walk_scored(call, 0, out, counts, width, is_last=is_last)
+    else:
+        inner = call.rules.inner_width()
+        kept = torch.empty(call.items, inner, dtype=torch.int32, device=out.device)
+        kept_counts = torch.empty(call.items, dtype=torch.int32, device=out.device)
+        _walk_scored(call, lowest, kept, kept_counts, inner, is_last=False)
+        run_walk(call, out, counts, width, Start(lowest, kept, kept_counts))
+
+
+def _walk_scored(call: Call, lowest: int, out: Tensor, counts: Tensor, width: int, *, is_last: bool) -> None:
+    """The walk down to `lowest`, window by window of tiles whose scores fit into the scratch."""
+    levels = Levels(lowest, scored_levels(call.rules, call.tiling), call.rules.branching)
+    scorer = Scorer(call, levels)
+    descent = Descent(call, levels, out, counts, width, is_last=is_last)
+    sets = call.items // call.tiling.tiles
+    scratch_bytes = 4 * descent.list_width + call.q.element_size() * scorer.terms_width
+    parts = windows(call.tiling, levels, sets, scratch_bytes, scorer.tile.BAND)
+    most = sets * max(window.tiles for window in parts)
+    scores = torch.empty(sets * max(window.tiles * window.columns for window in parts), device=out.device)
+    terms = torch.empty(most * scorer.terms_width, dtype=call.pyramid.nodes.dtype, device=out.device)
+    lists = torch.empty(most * descent.list_width, dtype=torch.int32, device=out.device)
+    for window in parts:
+        scorer.score(window, terms, scores)
+        descent.choose(window, scores, lists)
+
+
+def _lowest_scored_level(rules: WalkRules, tiling: Tiling, group: int, dtype: str) -> int | None:
+    """The lowest level that is short enough to be scored whole; None where the walk has no such level or no such kernel."""
+    levels = scored_levels(rules, tiling)
+    rows = 1 if is_summed(rules, tiling) else score_rows(rules, tiling)
+    is_single = rules.tile_reduce == "mean" and not is_summed(rules, tiling)
+    by_children = rules.node_score == "children" and levels > 1
+    if (
+        by_children
+        or is_single
+        or (rows > 1 and rows * group > (TALLEST_BAND_FP32 if dtype == "float32" else TALLEST_BAND))
+    ):
+        return None
+    if levels == 1:
+        return None if rules.leaf_candidates is None and rules.leaf_score != "summary" else 0
+    longest = SCORED_NODES if rows == 1 else SCORED_NODES_BY_ROWS
+    return next((level for level in range(levels) if -(-tiling.blocks // rules.branching**level) <= longest), None)

@@ -32,6 +32,33 @@ class Call:
         """(set, tile) pairs."""
         return self.sizes[0]
 
+    @property
+    def group(self) -> int:
+        """Query heads of a set."""
+        return int(self.shape["GROUP"])
+
+    @property
+    def dtype(self) -> str:
+        return str(self.q.dtype).removeprefix("torch.")
+
+
+def call_of(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Call:
+    """The call of a walk over q [B, H, M, D] and k [B, G, N, D]."""
+    batch, heads, _, head_dim = q.shape
+    sets = heads if rules.head_reduce == "none" else k.shape[1]
+    items = batch * sets * tiling.tiles
+    shape = {
+        "GROUP": heads // sets,
+        "QUERY_TILE": tiling.query_tile,
+        "BLOCK_SIZE": tiling.block_size,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
+        "SCORE_ROWS": score_rows(rules, tiling),
+        "IS_CAUSAL": tiling.causal,
+    }
+    sizes = (items, sets, k.shape[1], tiling.tiles, tiling.seq_len_q, tiling.seq_len_kv)
+    return Call(q, pyramid, tiling, rules, scale, sizes, shape)
+
 
 def walked_levels_of(rules: WalkRules, tiling: Tiling) -> int:
     return walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
@@ -48,6 +75,17 @@ def scored_levels(rules: WalkRules, tiling: Tiling) -> int:
 def score_rows(rules: WalkRules, tiling: Tiling) -> int:
     """Rows of a tile that score, per head."""
     return min(rules.score_rows or tiling.query_tile, tiling.query_tile)
+
+
+def scoring_rows(rules: WalkRules, tiling: Tiling) -> int:
+    """Rows of a tile, or of its mean query, that meet the nodes, per head."""
+    return 1 if rules.tile_reduce == "mean" else score_rows(rules, tiling)
+
+
+def is_summed(rules: WalkRules, tiling: Tiling) -> bool:
+    """Whether the heads' one scoring row each may be summed before it meets the nodes, as summaries allow."""
+    single = rules.tile_reduce == "mean" or tiling.query_tile == 1
+    return single and (rules.node_score == "summary" or scored_levels(rules, tiling) == 1)
 
 
 def slots(rules: WalkRules, tiling: Tiling) -> int:

@@ -28,6 +28,22 @@ def forced_interval(
 
 
 @triton.jit
+def rankable_blocks(
+    tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL: tl.constexpr
+):
+    """(end of the blocks that may be ranked, sink_end, local_start past the sinks, number of forced blocks) of a tile."""
+    first, sink_end, local_start, local_end = forced_interval(
+        tile, QUERY_TILE, seq_len_q, seq_len_kv, BLOCK_SIZE, sink_blocks, local_blocks, IS_CAUSAL
+    )
+    complete = tl.cdiv(seq_len_kv, BLOCK_SIZE) + tile * 0
+    if IS_CAUSAL:
+        # Leaves before `complete` lie before every local block and are whole for the tile.
+        complete = tl.minimum(tl.maximum(first + 1, 0) // BLOCK_SIZE, local_start)
+    local_start = tl.maximum(local_start, sink_end)
+    return complete, sink_end, local_start, sink_end + tl.maximum(local_end - local_start, 0)
+
+
+@triton.jit
 def score_row(row, tile, QUERY_TILE, seq_len_q, ROWS: tl.constexpr):
     """Query numbers of a tile's evenly spaced rows, and which of the places `row` hold one."""
     first = tile * QUERY_TILE
@@ -51,3 +67,16 @@ def write_list(row_ptr, block, chosen, sink_end, local_start, forced, out_width)
         edge = (place < sink_end) | (place >= sink_end + kept)
         tl.store(row_ptr + place, value, mask=edge & (place < out_width))
     return forced + kept
+
+
+@triton.jit
+def write_choice(
+    row_ptr, count_ptr, node, chosen, order, kept, sink_end, local_start, forced, out_width, WITH_FORCED: tl.constexpr
+):
+    """A tile's chosen nodes into its row (`order`: their running number), with its forced blocks if these are wanted."""
+    if WITH_FORCED:
+        length = write_list(row_ptr, node, chosen, sink_end, local_start, forced, out_width)
+        tl.store(count_ptr, length)
+    else:
+        tl.store(row_ptr + order - 1, node, mask=chosen)
+        tl.store(count_ptr, kept)

@@ -1,6 +1,6 @@
 """Checks the Triton forward path against its torch twins, then times it by stage beside dense attention.
 
-    python tests/gpu/bench_prefill.py [--keys 16384 65536 262144] [--top-k 64] [--samples 5]
+    python tests/gpu/bench_prefill.py [--only REGEX] [--samples 5] [--no-check]
 
 One process, one CUDA device. Times are medians of CUDA events after warm-up, with a warm L2 and random tensors: figures to
 tune kernels by. The benchmark's own numbers come from `pyramidbench sweep`.
@@ -9,8 +9,10 @@ tune kernels by. The benchmark's own numbers come from `pyramidbench sweep`.
 from __future__ import annotations
 
 import argparse
+import math
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -23,93 +25,138 @@ from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
-HEADS, HEAD_DIM, BLOCK, TILE = 16, 128, 64, 128
+BLOCK, HEAD_DIM = 64, 128
 MEAN = {"tile_reduce": "mean", "leaf_score": "summary"}
-VARIANTS = {
+TILE_LEVEL = {
     "fastest": MEAN,
     "fastest, beam 2": {**MEAN, "beam": 2},
     "fastest, beam 1": {**MEAN, "beam": 1},
     "fast": {"beam": 2, "leaf_candidates": 2, "score_rows": 16},
+    "flat, mean query": {**MEAN, "levels": 1, "bound_weight": 0},
 }
+TOKEN_LEVEL = {
+    "default": {},
+    "beam 2, P 2": {"beam": 2, "leaf_candidates": 2},
+    "flat": {**MEAN, "levels": 1, "bound_weight": 0},
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A shape and the walks that are timed on it. dense: whether dense kernels run too."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    keys: int
+    top_k: int
+    query_tile: int
+    variants: dict[str, dict[str, object]] = field(default_factory=dict)
+    dense: bool = True
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        torch.manual_seed(0)
+        heads = (self.heads, self.kv_heads, self.kv_heads)
+        q, k, v = (torch.randn(1, n, self.keys, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for n in heads)
+        return q, k, v
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.keys, self.keys, BLOCK, self.query_tile, True)
+
+
+WORKLOADS = [
+    *(Workload(f"tile 16/16 {n // 1024}k", 16, 16, n, 64, 128, TILE_LEVEL) for n in (16384, 65536, 262144)),
+    Workload("tile 16/16 1024k", 16, 16, 1 << 20, 64, 128, TILE_LEVEL, dense=False),
+    Workload("token 16/1 64k", 16, 1, 65536, 16, 1, TOKEN_LEVEL),
+    *(Workload(f"token 32/8 {n // 1024}k", 32, 8, n, 16, 1, TOKEN_LEVEL) for n in (65536, 262144)),
+]
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table; times in milliseconds."""
 
-    keys: int
+    workload: str
     name: str
     build: float
     route: float
     attend: float
+    whole: float
     rate: float
-    peak_bytes: int
-
-    @property
-    def whole(self) -> float:
-        return self.build + self.route + self.attend
+    peak_share: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--keys", type=int, nargs="+", default=[16384, 65536, 262144])
-    parser.add_argument("--top-k", type=int, default=64)
+    parser.add_argument("--only", default=".", help="workloads whose name matches this regular expression")
     parser.add_argument("--samples", type=int, default=5)
+    parser.add_argument("--no-check", action="store_true")
     chosen = parser.parse_args()
-    for name, overrides in VARIANTS.items():
-        check(name, overrides)
-    rows, dense = [], {}
-    for keys in chosen.keys:
-        torch.manual_seed(0)
-        q, k, v = (torch.randn(1, HEADS, keys, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        dense[keys] = time_dense(q, k, v, chosen.samples)
-        for name, overrides in VARIANTS.items():
-            rows.append(time_variant(name, rules(chosen.top_k, overrides), q, k, v, chosen.samples))
-            show(rows[-1], dense[keys])
-    print(f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, warm L2, median; K {chosen.top_k}")
-    for row in rows:
-        show(row, dense[row.keys])
+    if not chosen.no_check:
+        check_all()
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, warm L2, median of {chosen.samples}")
+    selection_times: dict[str, dict[int, float]] = {}
+    for workload in WORKLOADS:
+        if not re.search(chosen.only, workload.name):
+            continue
+        q, k, v = workload.tensors()
+        dense = time_dense(q, k, v, chosen.samples) if workload.dense else {}
+        for name, overrides in workload.variants.items():
+            row = time_variant(workload, name, rules(workload.top_k, overrides), (q, k, v), chosen.samples)
+            show(row, dense)
+            selection_times.setdefault(f"{workload.name.rsplit(' ', 1)[0]}: {name}", {})[workload.keys] = (
+                row.build + row.route
+            )
+        del q, k, v
+    for name, times in selection_times.items():
+        show_slope(name, times)
 
 
 def rules(top_k: int, overrides: dict[str, object]) -> WalkRules:
     return WalkRules(**{"top_k": top_k, "sink_blocks": 1, "local_blocks": 2, **overrides})
 
 
-def problem_of(q: Tensor, k: Tensor, v: Tensor) -> Problem:
-    return Problem.of(q, k, v, causal=True, scale=None)
-
-
-def check(name: str, overrides: dict[str, object]) -> None:
+def check_all() -> None:
     """Sets against the twin's, and the output against fp64 within twice the twin's error."""
-    torch.manual_seed(1)
-    q, k, v = (torch.randn(1, 2, 8000, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    tiling, walk = Tiling(8000, 8000, BLOCK, TILE, True), rules(16, overrides)
-    lists = [select(q, k, tiling, walk, backend) for backend in ("triton", "reference")]
-    differing = float((lists[0] != lists[1]).any(-1).double().mean())
-    selection = BlockSelection.from_indices(lists[0], tiling)
-    out = backends.attend(q, k, v, selection, problem_of(q, k, v), "triton")
+    for heads, kv_heads, tile, variants in ((2, 2, 128, TILE_LEVEL), (4, 1, 1, TOKEN_LEVEL)):
+        for name, overrides in variants.items():
+            torch.manual_seed(1)
+            q, k, v = (
+                torch.randn(1, n, 8000, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+                for n in (heads, kv_heads, kv_heads)
+            )
+            check(f"{name}, tile {tile}", Tiling(8000, 8000, BLOCK, tile, True), rules(16, overrides), q, k, v)
+
+
+def check(name: str, tiling: Tiling, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor) -> None:
+    pyramid = backends.build(k, tiling, walk, "reference")
+    found, twin = (backends.route(q, k, pyramid, tiling, walk, HEAD_DIM**-0.5, b) for b in ("triton", "reference"))
+    differing = float((found != twin).any(-1).double().mean())
+    selection = BlockSelection.from_indices(found, tiling)
+    out = backends.attend(q, k, v, selection, Problem.of(q, k, v, causal=True, scale=None), "triton")
     exact = sparse_attention(q.double(), k.double(), v.double(), selection)
     error, allowed = error_of(out, exact), 2 * error_of(sparse_attention(q, k, v, selection), exact)
-    print(f"{name}: {differing:.2%} of the lists differ from the twin's; error {error:.2e}, allowed {allowed:.2e}")
+    print(
+        f"{name}: {differing:.2%} of the lists differ from the twin's; error {error:.2e}, allowed {allowed:.2e}",
+        flush=True,
+    )
     if differing > 2e-2 or not error <= allowed:
         raise SystemExit(f"{name} is wrong")
-
-
-def select(q: Tensor, k: Tensor, tiling: Tiling, walk: WalkRules, backend: backends.Backend) -> Tensor:
-    pyramid = backends.build(k, tiling, walk, "reference")
-    return backends.route(q, k, pyramid, tiling, walk, HEAD_DIM**-0.5, backend)
 
 
 def error_of(out: Tensor, exact: Tensor) -> float:
     return float((out - exact).norm() / exact.norm())
 
 
-def time_variant(name: str, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor, samples: int) -> Row:
-    keys, scale, problem = k.shape[2], HEAD_DIM**-0.5, problem_of(q, k, v)
-    tiling = Tiling(keys, keys, BLOCK, TILE, True)
+def time_variant(
+    workload: Workload, name: str, walk: WalkRules, tensors: tuple[Tensor, Tensor, Tensor], samples: int
+) -> Row:
+    (q, k, v), tiling, scale = tensors, workload.tiling, HEAD_DIM**-0.5
+    problem = Problem.of(q, k, v, causal=True, scale=None)
     pyramid = backends.build(k, tiling, walk, "triton")
     selection = BlockSelection.from_indices(backends.route(q, k, pyramid, tiling, walk, scale, "triton"), tiling)
-    flops = 4 * HEAD_DIM * float(selection.pairs().sum())
+    flops = 4 * HEAD_DIM * float(selection.pairs().double().sum()) * workload.heads / workload.kv_heads
 
     def whole() -> Tensor:
         own = backends.build(k, tiling, walk, "triton")
@@ -119,7 +166,9 @@ def time_variant(name: str, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor, sa
     build = milliseconds(lambda: backends.build(k, tiling, walk, "triton"), samples)
     route = milliseconds(lambda: backends.route(q, k, pyramid, tiling, walk, scale, "triton"), samples)
     attend = milliseconds(lambda: backends.attend(q, k, v, selection, problem, "triton"), samples)
-    return Row(keys, name, build, route, attend, flops / attend / 1e9, peak_bytes(whole))
+    total = milliseconds(whole, samples)
+    share = (peak_bytes(whole) - q.numel() * 2) / (2 * (q.numel() + k.numel() + v.numel()))
+    return Row(workload.name, name, build, route, attend, total, flops / attend / 1e9, share)
 
 
 def time_dense(q: Tensor, k: Tensor, v: Tensor, samples: int) -> dict[str, float]:
@@ -127,15 +176,34 @@ def time_dense(q: Tensor, k: Tensor, v: Tensor, samples: int) -> dict[str, float
     times = {}
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         sdpa = torch.nn.functional.scaled_dot_product_attention
-        times["cuDNN"] = milliseconds(lambda: sdpa(q, k, v, is_causal=True), samples)
+        times["cuDNN"] = milliseconds(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True), samples)
+    by_token = [x.transpose(1, 2) for x in (q, k, v)]
     try:
         from fa3_fwd_interface import flash_attn_func
     except ImportError as error:
         print(f"no FA3 here ({error}); the wheel fa3-fwd brings it")
-        return times
-    by_token = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    times["FA3"] = milliseconds(lambda: flash_attn_func(*by_token, causal=True), samples)
-    return times
+    else:
+        times["FA3"] = milliseconds(lambda: flash_attn_func(*by_token, causal=True), samples)
+    if q.shape[1] // k.shape[1] >= 16:
+        times |= time_nsa(by_token, samples)
+    print("dense: " + ", ".join(f"{name} {time:.3f}" for name, time in times.items()), flush=True)
+    return {name: time for name, time in times.items() if name != "NSA"}
+
+
+def time_nsa(by_token: list[Tensor], samples: int) -> dict[str, float]:
+    """fla-core's native sparse attention with 16 blocks, selection included: no dense kernel, but a rival at token level."""
+    try:
+        from fla.ops.nsa import parallel_nsa
+    except ImportError as error:
+        print(f"no NSA here ({error}); the package fla-core brings it")
+        return {}
+    q, k, v = (x.contiguous() for x in by_token)
+    gates = [torch.ones(q.shape[:3], device=q.device, dtype=q.dtype) for _ in range(2)]
+
+    def call() -> object:
+        return parallel_nsa(q, k, v, g_cmp=gates[0], g_slc=gates[1], block_counts=16, block_size=BLOCK)
+
+    return {"NSA": milliseconds(call, samples)}
 
 
 def milliseconds(call: Callable[[], object], samples: int) -> float:
@@ -163,14 +231,24 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def show(row: Row, dense: dict[str, float]) -> None:
-    name, best = min(dense.items(), key=lambda item: item[1])
-    share = (row.build + row.route) / row.whole
-    print(
-        f"{row.keys:>7} {row.name:16} build {row.build:6.3f}  route {row.route:7.3f}  attend {row.attend:7.3f} "
-        f"({row.rate:5.0f} TFLOP/s)  whole {row.whole:7.3f}  selection {share:5.1%}  peak {row.peak_bytes / 2**20:7.0f} MiB"
-        f"  {name} {best:8.3f}  {best / row.whole:5.2f}×",
-        flush=True,
+    parts = row.build + row.route + row.attend
+    line = (
+        f"{row.workload:17} {row.name:17} build {row.build:6.3f}  route {row.route:7.3f}  attend {row.attend:7.3f} "
+        f"({row.rate:4.0f} TFLOP/s)  whole {row.whole:7.3f}  selection {(row.build + row.route) / parts:5.1%}  "
+        f"memory {row.peak_share:5.1%} of q + k + v"
     )
+    if dense:
+        name, best = min(dense.items(), key=lambda item: item[1])
+        line += f"  {name} {best:8.3f}  {best / row.whole:5.2f}×"
+    print(line, flush=True)
+
+
+def show_slope(name: str, times: dict[int, float]) -> None:
+    """Growth of the selection from 64k on, as the log-log slope between neighbouring lengths and overall."""
+    lengths = sorted(n for n in times if n >= 65536)
+    if len(lengths) > 1:
+        overall = math.log(times[lengths[-1]] / times[lengths[0]]) / math.log(lengths[-1] / lengths[0])
+        print(f"selection of {name}: slope {overall:.2f} from {lengths[0] // 1024}k to {lengths[-1] // 1024}k")
 
 
 if __name__ == "__main__":

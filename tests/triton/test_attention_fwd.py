@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from pyramidbench.kernels.attention import sparse_attention, sparse_log_sum_exp
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
+
+if TYPE_CHECKING:
+    from pyramidbench.kernels.attention_hopper import HopperTile
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,21 @@ LARGE = [
     Case("blocks-of-16", 4, 4, 700, 700, 128, 128, 16, 128, 4, keep=20),
     Case("not-causal-ragged", 2, 2, 500, 1111, 128, 128, 64, 128, 2, causal=False, keep=6),
 ]
+# What the Hopper kernel takes; some have more programs than any Hopper GPU has multiprocessors, so that one does several.
+HOPPER = [
+    Case("one-tile-one-block", 1, 1, 64, 64, 128, 128, 64, 128, 1),
+    Case("ragged-ends", 4, 4, 2000, 2000, 128, 128, 64, 128, 4, keep=12, batch=3),
+    Case("odd-counts", 4, 4, 2000, 2000, 128, 128, 64, 128, 4, keep=9),
+    Case("tile-64", 4, 4, 700, 1300, 128, 128, 64, 64, 4, keep=6, batch=4),
+    Case("tile-64-group-5", 10, 2, 700, 1300, 128, 128, 64, 64, 2, keep=6),
+    Case("tile-64-blocks-of-128", 4, 4, 700, 1300, 128, 128, 128, 64, 4, keep=3),
+    Case("tile-16-group-4", 8, 2, 500, 2000, 128, 128, 64, 16, 2, keep=12),
+    Case("tile-16-group-8-dim-64", 16, 2, 500, 2000, 64, 64, 64, 16, 2, keep=12),
+    Case("more-queries-than-keys", 2, 2, 900, 500, 128, 128, 64, 128, 2, keep=6),
+    Case("dims-64-and-128-not-causal", 2, 2, 500, 1111, 64, 128, 64, 128, 2, causal=False, keep=6),
+    Case("blocks-of-128", 4, 4, 1500, 1500, 128, 128, 128, 128, 4, keep=5),
+    Case("long-lists", 2, 2, 9000, 9000, 128, 128, 64, 128, 2, keep=140),
+]
 
 
 def named(cases: list[Case]) -> pytest.MarkDecorator:
@@ -71,6 +90,27 @@ def test_large(case: Case, dtype: torch.dtype, device: str) -> None:
     check(case, dtype, device)
 
 
+@pytest.mark.gpu
+@named(HOPPER)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hopper(case: Case, dtype: torch.dtype, device: str) -> None:
+    from pyramidbench.kernels.attention_fwd import attend
+    from pyramidbench.kernels.attention_hopper import hopper_gap, hopper_tile
+
+    q, k, v, selection = call(case, dtype, device)
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel's matrix instructions are Hopper's alone")
+    assert hopper_gap(q, v, selection) is None
+    rows = case.heads // case.sets * case.query_tile
+    tile = hopper_tile(rows, case.block_size, case.head_dim, case.head_dim_v)
+    check(case, dtype, device, tile)
+    out, lse = attend(q, k, v, selection, case.head_dim**-0.5, tile)
+    for _ in range(3):
+        again, again_lse = attend(q, k, v, selection, case.head_dim**-0.5, tile)
+        assert torch.equal(again, out)
+        assert torch.equal(again_lse, lse)
+
+
 def test_rows_without_a_key(device: str) -> None:
     from pyramidbench.kernels.attention_fwd import attend
 
@@ -82,13 +122,12 @@ def test_rows_without_a_key(device: str) -> None:
     assert bool(lse[:, :, 20:].isfinite().all())
 
 
-def check(case: Case, dtype: torch.dtype, device: str) -> None:
+def check(case: Case, dtype: torch.dtype, device: str, tile: HopperTile | None = None) -> None:
+    """The kernel that `attend` chooses, or the one that `tile` names, against the twin and fp64."""
     from pyramidbench.kernels.attention_fwd import attend
 
-    q, k, v = tensors(case, dtype, device)
-    tiling = Tiling(case.queries, case.keys, case.block_size, case.query_tile, case.causal)
-    selection = drawn(tiling, case.batch, case.sets, case.keep, device)
-    out, lse = attend(q, k, v, selection, case.head_dim**-0.5)
+    q, k, v, selection = call(case, dtype, device)
+    out, lse = attend(q, k, v, selection, case.head_dim**-0.5, tile)
     exact = sparse_attention(q.double(), k.double(), v.double(), selection)
     exact_lse = sparse_log_sum_exp(q.double(), k.double(), selection)
     twin = sparse_attention(q, k, v, selection)
@@ -97,6 +136,11 @@ def check(case: Case, dtype: torch.dtype, device: str) -> None:
     assert float((out - exact).abs().max()) <= allowed
     assert torch.equal(lse == -torch.inf, exact_lse == -torch.inf)
     assert float((lse - exact_lse).nan_to_num(0).abs().max()) <= 1e-4
+
+
+def call(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor, BlockSelection]:
+    tiling = Tiling(case.queries, case.keys, case.block_size, case.query_tile, case.causal)
+    return *tensors(case, dtype, device), drawn(tiling, case.batch, case.sets, case.keep, device)
 
 
 def tensors(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ class Case:
     warps: int
     stages: int
     newest_only: bool = False
+    registers: int | None = None
 
 
 def attention(
     name: str, *, dim: int, query_tile: int, block: int, rows: int, dtype: str = "bf16", tma: bool = False
 ) -> Case:
-    from pyramidbench.kernels.attention_fwd import _attend_fwd, attend_tile
+    from pyramidbench.kernels.attention_portable import _attend_fwd, attend_tile
 
     tile = attend_tile(rows, block, dim, dim, 4 if dtype == "fp32" else 2, tma=tma)
     padded = 1 << (dim - 1).bit_length()
@@ -52,33 +53,110 @@ def attention(
 
 
 def walk(
-    name: str, *, slots: int, mean: bool, heads: int = 1, rows: int = 16, query_tile: int = 128, children: bool = False
+    name: str,
+    *,
+    slots: int,
+    summed: bool,
+    heads: int = 1,
+    rows: int = 16,
+    query_tile: int = 128,
+    children: bool = False,
 ) -> Case:
     from pyramidbench.kernels import route_walk
 
     constants = {"GROUP": heads, "QUERY_TILE": query_tile, "BLOCK_SIZE": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
     constants |= {"BRANCHING": 2, "SLOTS": slots, "CHUNK": route_walk.WALK_CHUNK, "HEADS": heads, "ROWS": rows}
-    constants |= {
-        "SCORE_ROWS": rows,
-        "HAS_BOUNDS": True,
-        "IS_CAUSAL": True,
-        "IS_MEAN": mean,
-        "WITH_FORCED": mean,
-        "CHILDREN": children,
-    }
-    constants |= {"FORCED_IN_BUDGET": False}
+    constants |= {"SCORE_ROWS": rows, "HAS_BOUNDS": True, "IS_CAUSAL": True, "IS_POOLED": False, "SUMMED": summed}
+    constants |= {"CHILDREN": children, "WITH_FORCED": summed, "FORCED_IN_BUDGET": False, "RESUMES": summed}
     pointers = {"q_ptr": "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
     return Case(name, lambda: route_walk._walk, pointers, constants, 1, route_walk.WALK_STAGES)
 
 
-def leaf(name: str, *, reduce: str, heads: int = 1, rows: int = 16) -> Case:
+def scores(
+    name: str,
+    *,
+    rows: int,
+    group: int = 1,
+    query_tile: int = 128,
+    dim: int = 128,
+    dtype: str = "bf16",
+    bounds: bool = True,
+) -> Case:
+    from pyramidbench.kernels import route_scores
+
+    tile = route_scores.score_tile(0 if rows == 1 else rows, group, dim, 4 if dtype == "fp32" else 2)
+    constants = {"GROUP": group, "QUERY_TILE": query_tile, "BLOCK_SIZE": 64, "HEAD_DIM": dim, "BLOCK_D": dim}
+    constants |= {"IS_CAUSAL": True, "BRANCHING": 2, "SLICE": tile.SLICE, "CHUNK": tile.CHUNK, "BAND": tile.BAND}
+    constants |= {"HAS_BOUNDS": bounds}
+    pointers = dict.fromkeys(("q_ptr", "nodes_ptr", "terms_ptr"), f"*{dtype}")
+    pointers |= {"score_ptr": "*fp32", "scale": "fp32"}
+    if rows > 1:
+        constants |= {"HEADS": tile.HEADS, "ROWS": tile.ROWS, "SCORE_ROWS": rows}
+        return Case(name, lambda: route_scores._score_rows, pointers, constants, tile.num_warps, tile.num_stages)
+    constants |= {"TERMS": 1 if dtype == "fp32" else 2}
+    return Case(name, lambda: route_scores._score_terms, pointers, constants, tile.num_warps, tile.num_stages)
+
+
+def query_terms(name: str, *, group: int, query_tile: int) -> Case:
+    from pyramidbench.kernels import route_scores
+
+    runs, rows = (32, 1) if query_tile == 1 else route_scores.QUERY_RUNS
+    constants = {"GROUP": group, "QUERY_TILE": query_tile, "HEAD_DIM": 128, "BLOCK_D": 128, "RUNS": runs, "ROWS": rows}
+    constants |= {"TERMS": 2, "HAS_BOUNDS": True}
+    pointers = {"q_ptr": "*bf16", "terms_ptr": "*bf16", "scale": "fp32"}
+    return Case(name, lambda: route_scores._query_terms, pointers, constants, 4, 3)
+
+
+def descend(name: str, *, places: int, scan: bool = False) -> Case:
+    from pyramidbench.kernels import route_descend
+
+    constants = {"QUERY_TILE": 128, "BLOCK_SIZE": 64, "SLOTS": places, "IS_CAUSAL": True, "WITH_FORCED": True}
+    constants |= {"FORCED_IN_BUDGET": False}
+    warps = max(1, places // route_descend.PLACES_PER_WARP)
+    pointers = {"score_ptr": "*fp32"}
+    if scan:
+        return Case(name, lambda: route_descend._scan, pointers, constants, warps, 1)
+    return Case(name, lambda: route_descend._descend, pointers, {**constants, "BRANCHING": 2}, warps, 1)
+
+
+def leaf(name: str, *, reduce: str, group: int = 1, rows: int = 16) -> Case:
     from pyramidbench.kernels import route_leaf
 
-    constants = {"GROUP": heads, "QUERY_TILE": 128, "BLOCK_SIZE": 64, "BLOCK_N": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
-    constants |= {"SLOTS": 128, "CHUNK": 16, "HEADS": heads, "ROWS": rows, "SCORE_ROWS": rows, "IS_CAUSAL": True}
-    constants |= {"REDUCE": reduce, "FORCED_IN_BUDGET": False}
-    pointers = {"q_ptr": "*bf16", "k_ptr": "*bf16", "mass_ptr": "*fp32", "score_ptr": "*fp32", "scale": "fp32"}
-    return Case(name, lambda: route_leaf._leaf, pointers, constants, route_leaf.LEAF_WARPS, route_leaf.LEAF_STAGES)
+    constants = {"GROUP": group, "QUERY_TILE": 128, "BLOCK_SIZE": 64, "ROWS": rows, "SLOTS": 128, "FORCED_SLOTS": 4}
+    constants |= {"CHUNK": min(rows, route_leaf.LEAF_ELEMENTS // 128), "IS_CAUSAL": True, "FORCED_IN_BUDGET": False}
+    return Case(
+        name, lambda: route_leaf._leaf, {"mass_ptr": "*fp32"}, {**constants, "REDUCE": reduce}, route_leaf.LEAF_WARPS, 1
+    )
+
+
+def leaf_pairs(name: str, *, mean: bool) -> Case:
+    from pyramidbench.kernels import route_pairs
+
+    constants = {"GROUP": 1, "QUERY_TILE": 128, "BLOCK_SIZE": 64, "HEAD_DIM": 128, "BLOCK_D": 128, "IS_CAUSAL": True}
+    constants |= {"ROWS": 1 if mean else 16, "TERMS": 3 if mean else 1, "IS_MEAN": mean, "WITH_FORCED": True}
+    constants |= {"FORCED_IN_BUDGET": False, "SLOTS": 256}
+    pointers = {"q_ptr": "*fp32" if mean else "*bf16", "rows_ptr": "*bf16"}
+    return Case(name, lambda: route_pairs._list, pointers, constants, route_pairs.LIST_WARPS, 1)
+
+
+def leaf_mass(
+    name: str, *, dtype: str = "bf16", dim: int = 128, rows: int = 16, terms: int = 1, parts: int = 64
+) -> Case:
+    from pyramidbench.kernels import route_mass
+
+    tile = route_mass.mass_tile(dim, 4 if dtype == "fp32" else 2, terms)
+    constants = {
+        "BIASED": parts < 64,
+        "TALL": rows,
+        "TERMS": terms,
+        "QUERY_TILE": 128,
+        "BLOCK_SIZE": 64,
+        "PARTS": parts,
+        "IS_CAUSAL": True,
+    }
+    constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": max(16, parts), "HEAD_DIM": dim, "BLOCK_D": dim}
+    pointers = {"k_ptr": f"*{dtype}", "rows_ptr": f"*{dtype}", "mass_ptr": "*fp32", "scale_log2": "fp32"}
+    return Case(name, lambda: route_mass._mass, pointers, constants, tile.num_warps, tile.num_stages)
 
 
 def build(name: str, *, rest: bool) -> Case:
@@ -88,8 +166,66 @@ def build(name: str, *, rest: bool) -> Case:
     pointers = {"k_ptr": "*bf16", "nodes_ptr": "*bf16", "stats_ptr": "*fp32", "weight": "fp32"}
     if rest:
         return Case(name, lambda: pyramid_build._build_rest, pointers, {**shared, "BLOCK_D": 32, "ROWS": 32}, 4, 1)
-    own = {"BLOCK_N": 64, "BLOCK_D": 128, "HAS_REST": True, "STAGES": pyramid_build.BASE_STAGES}
-    return Case(name, lambda: pyramid_build._build_base, pointers, {**shared, **own}, pyramid_build.BASE_WARPS, 1)
+    tile = pyramid_build.base_tile(128, 2)
+    own = {"ROWS": tile.ROWS, "BLOCK_D": 128, "HAS_REST": True, "STAGES": tile.STAGES}
+    return Case(name, lambda: pyramid_build._build_base, pointers, {**shared, **own}, tile.num_warps, 1)
+
+
+def pool(name: str, *, size: int, parts: int, out: str) -> Case:
+    from pyramidbench.kernels import pooled_queries
+
+    most = pooled_queries.POOL_BYTES // 256
+    rows = min(most // 8, size // parts)
+    constants: dict[str, object] = {"BLOCK_SIZE": size, "PARTS": parts, "RUNS": most // rows, "ROWS": rows}
+    constants |= {"HEAD_DIM": 128, "BLOCK_D": 128}
+    pointers = {"x_ptr": "*bf16", "out_ptr": out}
+    return Case(name, lambda: pooled_queries._mean_runs, pointers, constants, pooled_queries.POOL_WARPS, 1)
+
+
+def mass(name: str, *, dim: int, query_tile: int, block: int, dtype: str = "bf16") -> Case:
+    from pyramidbench.kernels.mass import _block_mass, mass_tile
+
+    rows, padded, width = (1 << (size - 1).bit_length() for size in (query_tile, block, dim))
+    tile = mass_tile(1 << 20, rows, block, dim, 4 if dtype == "fp32" else 2)
+    constants = {"QUERY_TILE": query_tile, "ROWS": rows, "BLOCK_SIZE": block, "PADDED": padded, "HEAD_DIM": dim}
+    constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "BLOCK_D": width, "PART_D": tile.PART_D}
+    constants |= {"IS_CAUSAL": True}
+    pointers = {"q_ptr": f"*{dtype}", "k_ptr": f"*{dtype}", "out_ptr": "*fp32", "scale_log2": "fp32"}
+    return Case(name, lambda: _block_mass, pointers, constants, tile.num_warps, tile.num_stages)
+
+
+def by_key(name: str, *, dim: int = 128, group: int = 4, dtype: str = "bf16") -> Case:
+    """`_band`, `_partial` or `_combine`, by the name's first word."""
+    from pyramidbench.kernels import attention_band, attention_partials
+    from pyramidbench.kernels.attention_by_key import key_tile
+
+    step = name.split("-")[0]
+    tile = key_tile(group, 19, 1024, dim, dim, 4 if dtype == "fp32" else 2)
+    rows = {"band": tile.band_rows, "partial": tile.BLOCK_M, "combine": tile.combine_rows}[step]
+    constants = {"GROUP": group, "QUERY_TILE": 1, "HEAD_DIM_V": dim, "BLOCK_M": rows, "BLOCK_DV": dim}
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr", "partial_ptr"), f"*{dtype}")
+    pointers |= {"lse_ptr": "*fp32", "partial_lse_ptr": "*fp32", "scale_log2": "fp32"}
+    if step == "combine":
+        constants |= {"SLOTS": attention_partials.LSE_SLOTS, "UNROLL": tile.combine_slots}
+        return Case(name, lambda: attention_partials._combine, pointers, constants, tile.combine_warps, 3)
+    constants |= {"BLOCK_SIZE": 64, "HEAD_DIM": dim, "BLOCK_N": 64, "BLOCK_D": dim, "IS_CAUSAL": True}
+    kernel = attention_band._band if step == "band" else attention_partials._partial
+    return Case(name, lambda: kernel, pointers, constants, tile.num_warps, tile.num_stages, registers=tile.registers)
+
+
+def transposition(name: str) -> Case:
+    from pyramidbench.kernels import transpose
+
+    kernels: dict[str, tuple[Callable[[], Any], dict[str, object]]] = {
+        "mark": (transpose._mark, {"SLOTS": 32}),
+        "count": (transpose._count, {"PARTS": transpose.COUNT_PARTS, "BLOCKS": transpose.COUNT_BLOCKS}),
+        "chunks": (transpose._chunks, {"BLOCKS": transpose.SCAN_BLOCKS}),
+        "fill": (transpose._fill, {"SLOTS": 32}),
+    }
+    step = name.split("-")[1]
+    kernel, constants = kernels[step]
+    pointers = {} if step == "mark" else {"table_ptr": "*i64"}
+    return Case(name, lambda: kernel, pointers, constants, 8 if step == "chunks" else 4, 3)
 
 
 CASES = {
@@ -99,15 +235,99 @@ CASES = {
     "attention-head-dim-256": partial(attention, dim=256, query_tile=64, block=64, rows=64),
     "attention-head-dim-96-tma": partial(attention, dim=96, query_tile=64, block=128, rows=128, tma=True),
     "attention-fp32": partial(attention, dim=128, query_tile=64, block=64, rows=64, dtype="fp32"),
-    "walk-fastest-k64": partial(walk, slots=1024, mean=True),
-    "walk-fast-k64": partial(walk, slots=512, mean=False),
-    "walk-token-level": partial(walk, slots=256, mean=False, heads=16, rows=1, query_tile=1),
-    "walk-paper": partial(walk, slots=256, mean=False, children=True),
+    "walk-summed-k64": partial(walk, slots=1024, summed=True),
+    "walk-rows-k64": partial(walk, slots=512, summed=False),
+    "walk-token-level-by-children": partial(
+        walk, slots=64, summed=False, heads=16, rows=1, query_tile=1, children=True
+    ),
+    "walk-paper": partial(walk, slots=256, summed=False, children=True),
+    "scores-mean-query": partial(scores, rows=1),
+    "scores-mean-query-fp32": partial(scores, rows=1, dtype="fp32"),
+    "scores-head-dim-256": partial(scores, rows=1, dim=256),
+    "scores-no-bounds": partial(scores, rows=1, bounds=False),
+    "scores-token-level-group-16": partial(scores, rows=1, group=16, query_tile=1),
+    "scores-16-rows": partial(scores, rows=16),
+    "scores-16-rows-group-4": partial(scores, rows=16, group=4),
+    "scores-32-rows-fp32": partial(scores, rows=32, dtype="fp32"),
+    "query-terms-token-level-group-16": partial(query_terms, group=16, query_tile=1),
+    "query-terms-tile-128": partial(query_terms, group=1, query_tile=128),
+    "descend-beam-1": partial(descend, places=256),
+    "descend-beam-4": partial(descend, places=1024),
+    "scan-k64": partial(descend, places=512, scan=True),
+    "scan-widest": partial(descend, places=8192, scan=True),
     "leaf-sum-prob": partial(leaf, reduce="sum_prob"),
-    "leaf-sum-lse-group-4": partial(leaf, reduce="sum_lse", heads=4),
+    "leaf-sum-lse-group-4": partial(leaf, reduce="sum_lse", group=4),
+    "leaf-pairs": partial(leaf_pairs, mean=False),
+    "leaf-pairs-mean": partial(leaf_pairs, mean=True),
+    "leaf-mass": partial(leaf_mass),
+    "leaf-mass-mean": partial(leaf_mass, rows=1, terms=3),
+    "leaf-mass-token-level": partial(leaf_mass, rows=1),
+    "leaf-mass-group-3": partial(leaf_mass, rows=3),
+    "leaf-mass-sub": partial(leaf_mass, parts=4),
+    "leaf-mass-head-dim-256": partial(leaf_mass, dim=256),
+    "leaf-mass-fp32": partial(leaf_mass, dtype="fp32"),
     "build-base": partial(build, rest=False),
     "build-rest": partial(build, rest=True),
+    "mass-tile-128": partial(mass, dim=128, query_tile=128, block=64),
+    "mass-token-level": partial(mass, dim=128, query_tile=1, block=64),
+    "mass-head-dim-256-tile-16-block-48": partial(mass, dim=256, query_tile=16, block=48),
+    "mass-fp32-head-dim-256": partial(mass, dim=256, query_tile=128, block=64, dtype="fp32"),
+    **{f"{step}-by-key": partial(by_key) for step in ("band", "partial", "combine")},
+    **{f"{step}-by-key-head-dim-256": partial(by_key, dim=256, group=1) for step in ("band", "partial", "combine")},
+    **{f"{step}-by-key-fp32": partial(by_key, dtype="fp32") for step in ("band", "partial", "combine")},
+    **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
+    "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),
+    "sub-block-means": partial(pool, size=64, parts=4, out="*bf16"),
 }
+
+
+# Warp-specialised kernels, for Hopper alone: D, Dv, block size, tile, rows that share a list, dtype.
+HOPPER = {
+    "tile-128": (128, 128, 64, 128, 128, "bf16"),
+    "tile-128-fp16": (128, 128, 64, 128, 128, "fp16"),
+    "tile-64": (128, 128, 64, 64, 64, "bf16"),
+    "tile-16-group-8": (128, 128, 64, 16, 128, "bf16"),
+    "head-dim-64": (64, 64, 64, 128, 128, "bf16"),
+    "head-dim-64-tile-64": (64, 64, 64, 64, 64, "bf16"),
+    "head-dims-64-and-128": (64, 128, 64, 128, 128, "bf16"),
+    "blocks-of-128": (128, 128, 128, 128, 128, "bf16"),
+    "blocks-of-128-tile-64": (128, 128, 128, 64, 64, "bf16"),
+}
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_compiles_and_fits(name: str) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from pyramidbench.kernels.attention_hopper import _attend_hopper, hopper_tile
+
+    dim, dim_v, block, query_tile, rows, dtype = HOPPER[name]
+    tile = hopper_tile(rows, block, dim, dim_v)
+    constants = {"QUERY_TILE": query_tile, "BLOCK_SIZE": block, "HEAD_DIM": dim, "HEAD_DIM_V": dim_v, "IS_CAUSAL": True}
+    constants |= {field.name: getattr(tile, field.name) for field in fields(tile)}
+    queries = min(query_tile, 64)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    types = {
+        "q_rows": f"tensordesc<{dtype}[1,{64 // queries},{queries},{dim}],{layout!r}>",
+        **dict.fromkeys(("k_blocks", "v_blocks"), f"tensordesc<{dtype}[1,1,{block},64],{layout!r}>"),
+        **{"out_ptr": f"*{dtype}", "lse_ptr": "*fp32", "scale_log2": "fp32"},
+        **dict.fromkeys(("indices_ptr", "counts_ptr"), "*i32"),
+        **dict.fromkeys(constants, "constexpr"),
+    }
+    signature = {argument: types.get(argument, "i32") for argument in _attend_hopper.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
+    source = GluonASTSource(_attend_hopper, signature, constants, aligned)
+    options = {"num_warps": 4, "maxnreg": tile.max_registers}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    registers, stack = used(compiled.asm["cubin"], Path(triton.__file__).parent)
+    shared = compiled.metadata.shared
+    print(f"\nsm_90 {name}: {registers} registers, {stack} bytes of stack, {shared} bytes of shared memory")
+    # Launches of one warp group count on two programs a multiprocessor.
+    room = SHARED_BYTES[90] // 2 - 1024 if tile.BLOCK_N == 64 else SHARED_BYTES[90]
+    assert shared <= room
 
 
 @pytest.mark.parametrize("capability", SHARED_BYTES)
@@ -141,7 +361,7 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[argument] = case.pointers.get(argument, "i32")
-    options = {"num_warps": case.warps, "num_stages": case.stages, "enable_fp_fusion": True}
+    options = {"num_warps": case.warps, "num_stages": case.stages, "maxnreg": case.registers, "enable_fp_fusion": True}
     source = ASTSource(kernel, signature, case.constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return *used(compiled.asm["cubin"], Path(triton.__file__).parent), compiled.metadata.shared

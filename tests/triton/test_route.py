@@ -52,9 +52,24 @@ SMALL = [
     Case("paper", 2, 1, 300, 300, 16, 16, 32, {**PAPER, "top_k": 2}),
     Case("children-group-3-branching-3", 3, 1, 150, 330, 16, 16, 16, {**PAPER, "top_k": 2, "branching": 3, "bound_weight": 1}),
     Case("children-not-causal-ragged", 1, 1, 60, 250, 16, 16, 20, {**PAPER, "top_k": 2, "local_blocks": 0}, causal=False),
+    Case("children-mean", 2, 1, 300, 300, 16, 16, 32, {**PAPER, "top_k": 2, "tile_reduce": "mean"}),
+    Case("children-mean-summary-leaf-no-bounds", 4, 2, 200, 250, 16, 16, 20, {**MEAN, "top_k": 2, "beam": 1, "levels": "full",
+         "node_score": "children", "bound_weight": 0}),
+    Case("one-score-row", 2, 1, 300, 300, 16, 16, 32, {**CAUSAL, "top_k": 3, "beam": 1, "score_rows": 1,
+         "leaf_score": "summary"}),
+    Case("flat-filtered", 2, 1, 300, 900, 16, 16, 32, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_candidates": 2}),
     Case("exact-nothing-by-rank", 1, 1, 100, 100, 16, 16, 32, {**CAUSAL, "top_k": 0}),
     Case("exact-forced-in-budget", 3, 1, 300, 300, 16, 16, 64, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2,
          "forced_in_budget": True}),
+    Case("mean-exact", 2, 1, 410, 410, 16, 16, 32, {**CAUSAL, "tile_reduce": "mean", "top_k": 3, "beam": 2,
+         "leaf_candidates": 2}),
+    Case("mean-exact-sum-lse-not-causal", 3, 1, 70, 333, 24, 16, 20, {**CAUSAL, "tile_reduce": "mean", "top_k": 2, "beam": 2,
+         "leaf_candidates": 2, "head_reduce": "sum_lse", "local_blocks": 0}, causal=False, batch=2),
+    Case("sub", 2, 1, 300, 301, 16, 16, 32, {**CAUSAL, "leaf_score": "sub", "top_k": 3, "beam": 2, "leaf_candidates": 2}),
+    Case("sub-parts-that-do-not-divide", 4, 2, 40, 333, 16, 16, 20, {**CAUSAL, "leaf_score": "sub", "sub_blocks": 5, "top_k": 2,
+         "beam": 2, "leaf_candidates": 3, "head_reduce": "lse"}, causal=False),
+    Case("sub-mean", 2, 2, 200, 300, 16, 16, 48, {**CAUSAL, "leaf_score": "sub", "tile_reduce": "mean", "top_k": 3, "beam": 2,
+         "leaf_candidates": None}),
 ]  # fmt: skip
 WIDE = {"sink_blocks": 1, "local_blocks": 2}
 LARGE = [
@@ -64,6 +79,10 @@ LARGE = [
     Case("fast", 2, 2, 8192, 8192, 128, 64, 128, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2,
          "score_rows": 16}),
     Case("default-group-2", 4, 2, 3000, 3333, 64, 32, 64, {**WIDE, "top_k": 8}),
+    Case("mean-exact", 4, 2, 8192, 8192, 128, 64, 128, {**WIDE, "tile_reduce": "mean", "top_k": 8, "beam": 2,
+         "leaf_candidates": 2}),
+    Case("sub", 2, 2, 5000, 5001, 128, 64, 128, {**WIDE, "leaf_score": "sub", "top_k": 8, "beam": 2, "leaf_candidates": 2,
+         "score_rows": 16}),
     Case("paper", 2, 2, 4000, 4000, 128, 64, 64, {**WIDE, **PAPER, "start_width": 64, "top_k": 8}),
     Case("token-level-group-16", 16, 1, 500, 4096, 128, 64, 1, {**WIDE, "top_k": 8, "beam": 2, "leaf_candidates": 2}),
     Case("flat-exact", 2, 2, 1000, 3000, 96, 16, 128, {**WIDE, "top_k": 5, "levels": 1, "head_reduce": "sum_lse",
@@ -125,9 +144,54 @@ def differing_rows(
         k[:, :, poisoned_key] = torch.nan
     tiling = Tiling(case.queries, case.keys, case.block_size, case.query_tile, case.causal)
     rules = WalkRules(**case.rules)
-    assert route_gap(rules, tiling, case.head_dim, str(dtype).removeprefix("torch.")) is None
+    group = 1 if rules.head_reduce == "none" else case.heads // case.kv_heads
+    assert route_gap(rules, tiling, case.head_dim, str(dtype).removeprefix("torch."), group) is None
     pyramid = build(k, tiling, rules)
     twin = route_reference(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
     lists = route(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
     assert (lists.shape, lists.dtype) == (twin.shape, twin.dtype)
     return float((lists != twin).any(-1).double().mean())
+
+
+@named([case for case in SMALL if case.name in ("rows-exact", "set-per-query-head", "token-level")])
+@pytest.mark.parametrize("portion_bytes", [1, 5000, 40_000])
+def test_leaves_in_portions(case: Case, portion_bytes: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyramidbench.kernels import route_portions
+
+    monkeypatch.setattr(route_portions, "PORTION_BYTES", portion_bytes)
+    monkeypatch.setattr(route_portions, "WINDOW_BYTES", portion_bytes // 8)
+    assert differing_rows(case, torch.float32, device) == 0
+
+
+@pytest.mark.parametrize("nodes", [0, 4, 12, 40])
+@named([SMALL[0], SMALL[4], SMALL[6], SMALL[8]])
+def test_levels_scored_whole_and_gathered_alike(
+    case: Case, nodes: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyramidbench.kernels import route
+
+    monkeypatch.setattr(route, "SCORED_NODES", nodes)
+    monkeypatch.setattr(route, "SCORED_NODES_BY_ROWS", nodes)
+    assert differing_rows(case, torch.float32, device) == 0
+
+
+@named([SMALL[3], SMALL[5], Case("not-causal", 2, 1, 64, 900, 16, 16, 32, {**MEAN, "top_k": 7, "levels": 1, "local_blocks": 0},
+                                 causal=False)])  # fmt: skip
+@pytest.mark.parametrize("places", [16, 32])
+def test_flat_list_thinned_on_the_way(case: Case, places: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyramidbench.kernels import route_descend
+
+    monkeypatch.setattr(route_descend, "FEWEST_PLACES", places)
+    assert differing_rows(case, torch.float32, device) == 0
+
+
+@named([SMALL[0], SMALL[1], SMALL[8]])
+@pytest.mark.parametrize("window_bytes", [1, 3000, 9000])
+def test_scores_in_windows(case: Case, window_bytes: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyramidbench.kernels import route_window
+
+    monkeypatch.setattr(route_window, "LEAST_BYTES", window_bytes)
+    monkeypatch.setattr(route_window, "BYTES_PER_ROW", 0)
+    monkeypatch.setattr(route_window, "BYTES_PER_TILE", 0)
+    route_window.windows.cache_clear()
+    assert differing_rows(case, torch.float32, device) == 0

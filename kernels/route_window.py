@@ -1,0 +1,112 @@
+"""Windows of tiles whose scores are held at a time: the sizes on the host, and a program's part of one in a kernel.
+
+A window is a run of tiles, of every set. Its row of scores holds, level by level from the lowest, the nodes that its last
+tile may rank: `visible` of them. Windows are as long as their scratch allows, so that memory stays linear in the length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import triton
+import triton.language as tl
+
+from pyramidbench.tiling import Tiling
+
+LEAST_BYTES = 32 << 20
+BYTES_PER_ROW = 16
+BYTES_PER_TILE = 256
+"""Scratch of a window: at least this; this for every query row and every tile. That is about 2 % of q, k and v."""
+
+
+@dataclass(frozen=True)
+class Levels:
+    """The levels that are scored: from `lowest` to below `top`, of a pyramid of `branching`."""
+
+    lowest: int
+    top: int
+    branching: int
+
+    @property
+    def spans(self) -> list[int]:
+        """Blocks under a node of each level, the lowest first."""
+        return [self.branching**level for level in range(self.lowest, self.top)]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tiles [first_tile, first_tile + tiles); `limit`: leaves that the last of them may rank; `seen`: nodes of each level."""
+
+    first_tile: int
+    tiles: int
+    limit: int
+    seen: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        return sum(self.seen)
+
+
+def seen_nodes(tiling: Tiling, levels: Levels, end_tile: int) -> tuple[int, tuple[int, ...]]:
+    """Leaves that the tile before `end_tile` may rank at most, and the nodes of each level."""
+    if not tiling.causal:
+        return tiling.blocks, tuple(-(-tiling.blocks // span) for span in levels.spans)
+    complete = max(0, (end_tile - 1) * tiling.query_tile + tiling.offset + 1) // tiling.block_size
+    limit = min(complete, tiling.blocks)
+    return limit, tuple(limit // span for span in levels.spans)
+
+
+@lru_cache(maxsize=64)
+def windows(tiling: Tiling, levels: Levels, sets: int, extra_bytes: int, granule: int) -> tuple[Window, ...]:
+    """The windows of a call, in order. extra_bytes: scratch of a tile beside its scores; granule: tiles of a band."""
+    budget = max(LEAST_BYTES, sets * tiling.tiles * max(BYTES_PER_TILE, BYTES_PER_ROW * tiling.query_tile))
+    found, first = [], 0
+    while first < tiling.tiles:
+        low, high = 1, tiling.tiles - first
+        while low < high:
+            middle = (low + high + 1) // 2
+            row = 4 * sum(seen_nodes(tiling, levels, first + middle)[1]) + extra_bytes
+            low, high = (middle, high) if sets * middle * row <= budget else (low, middle - 1)
+        count = low if low < granule or first + low == tiling.tiles else low // granule * granule
+        found.append(Window(first, count, *seen_nodes(tiling, levels, first + count)))
+        first += count
+    return tuple(found)
+
+
+@triton.jit
+def visible(limit, span, IS_CAUSAL: tl.constexpr):
+    """Nodes of a level that a tile may rank which ranks leaves below `limit`; all of them where nothing is hidden."""
+    return limit // span if IS_CAUSAL else tl.cdiv(limit, span)
+
+
+@triton.jit
+def window_part(
+    first_tile, window_tiles, limit, slices, lowest_node, lowest_span, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE,
+    BRANCHING: tl.constexpr, BAND: tl.constexpr, SLICE: tl.constexpr, IS_CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """What a program scores: (set, first tile in the window, level's place in the buffer and in a row, its span, [start, end)).
+
+    start and end number nodes in their level; end is where the band's last tile may rank no more.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    bands = tl.cdiv(window_tiles, BAND)
+    band = program // slices
+    start_tile = (band % bands).to(tl.int32) * BAND
+    blocks = tl.cdiv(seq_len_kv, BLOCK_SIZE)
+    part = (program % slices).to(tl.int32)
+    node = lowest_node
+    column = 0
+    span = lowest_span
+    while part >= tl.cdiv(visible(limit, span, IS_CAUSAL), SLICE):
+        part -= tl.cdiv(visible(limit, span, IS_CAUSAL), SLICE)
+        node += tl.cdiv(blocks, span)
+        column += visible(limit, span, IS_CAUSAL)
+        span *= BRANCHING
+    own_limit = limit
+    if IS_CAUSAL:
+        last_tile = first_tile + tl.minimum(start_tile + BAND, window_tiles) - 1
+        own_limit = tl.maximum(last_tile * QUERY_TILE + seq_len_kv - seq_len_q + 1, 0) // BLOCK_SIZE
+    start = part * SLICE
+    end = tl.minimum(start + SLICE, visible(tl.minimum(own_limit, limit), span, IS_CAUSAL))
+    return band // bands, start_tile, node, column, span, start, end
