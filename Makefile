@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CAPTURE := .captures/smollm2-python.safetensors
 
-.PHONY: demo test gpu-test setup model lint types format clean
+.PHONY: demo test gpu-test gpu-sanitize setup model lint types format clean
 
 demo: setup $(CAPTURE)
 	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 500ms
@@ -16,6 +16,10 @@ test: setup model lint types
 # The kernels on a CUDA device, in bf16, fp16 and fp32.
 gpu-test: setup
 	$(BIN)/pytest -m gpu tests/triton
+
+# Every kernel under compute-sanitizer, at small shapes.
+gpu-sanitize: setup
+	PYTHON=$(BIN)/python tests/gpu/sanitize.sh
 
 setup: $(INSTALLED)
 

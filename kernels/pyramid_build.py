@@ -11,7 +11,7 @@ written. Bound by the read of k.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -19,42 +19,25 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import Pyramid
-
-BASE_WARPS = 1
-BASE_STAGES = 2
-"""256k keys, 16 heads, D 128, bounds, H200: 0.44 ms; two warps 0.51, four 1.26 (a reduction across warps per block)."""
+from pyramidbench.kernels.pyramid_nodes import keys_under, level_table, store_statistics, store_summaries
 
 
-@triton.jit
-def _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
-    """u and w (or the mean alone) of nodes [n] from their statistics [n, BLOCK_D]."""
-    width = HEAD_DIM * 2 if HAS_BOUNDS else HEAD_DIM
-    at = nodes_ptr + node.to(tl.int64)[:, None] * width + offs_d[None, :]
-    mask = held[:, None] & (offs_d < HEAD_DIM)[None, :]
-    if HAS_BOUNDS:
-        tl.store(at, (mean + weight * (high - mean)).to(nodes_ptr.dtype.element_ty), mask=mask)
-        tl.store(at + HEAD_DIM, (mean + weight * (low - mean)).to(nodes_ptr.dtype.element_ty), mask=mask)
-    else:
-        tl.store(at, mean.to(nodes_ptr.dtype.element_ty), mask=mask)
+@dataclass(frozen=True)
+class BaseTile:
+    """Rows of each block that `_build_base` loads at a time, and its launch shape."""
+
+    ROWS: int
+    num_warps: int
+    STAGES: int
 
 
-@triton.jit
-def _keys_under(node, keys_per_node, seq_len):
-    """Keys under each node as fp32; the last node of a level is clipped at the end."""
-    start = node.to(tl.int64) * keys_per_node
-    return tl.minimum(tl.maximum(seq_len - start, 1), keys_per_node).to(tl.float32)
+def base_tile(head_dim: int, itemsize: int) -> BaseTile:
+    """Tile sizes for keys of `itemsize` bytes.
 
-
-@triton.jit
-def _store_statistics(stats_ptr, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS: tl.constexpr):
-    """Sum, maximum and minimum of nodes [n], fp32, at stats_ptr [nodes, 3 or 1, HEAD_DIM]."""
-    rows = 3 if HAS_BOUNDS else 1
-    at = stats_ptr + node.to(tl.int64)[:, None] * (rows * HEAD_DIM) + offs_d[None, :]
-    mask = held[:, None] & (offs_d < HEAD_DIM)[None, :]
-    tl.store(at, total, mask=mask)
-    if HAS_BOUNDS:
-        tl.store(at + HEAD_DIM, high, mask=mask)
-        tl.store(at + 2 * HEAD_DIM, low, mask=mask)
+    H200, 256k keys, 16 heads, bf16, ms by rows/warps/stages: 4/4/1 0.373, 4/4/2 0.420, 4/4/3 0.432, 2/4/1 0.396,
+    8/4/1 0.416, 4/2/1 0.426, 4/8/1 0.413.
+    """
+    return BaseTile(8 // itemsize, 4 if head_dim <= 128 else 8, 1)
 
 
 @triton.jit
@@ -71,7 +54,7 @@ def _build_base(
     node_count,
     stats_count,
     BLOCK_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BRANCHING: tl.constexpr,
@@ -85,27 +68,32 @@ def _build_base(
     program = tl.program_id(0).to(tl.int64)
     chunk = (program % chunks).to(tl.int32)
     head = program // chunks
-    offs_n = tl.arange(0, BLOCK_N)
+    block = chunk * SPAN + tl.arange(0, SPAN)
     offs_d = tl.arange(0, BLOCK_D)
-    child = tl.arange(0, SPAN)
     k_ptr += head // kv_heads * k_strides[0] + head % kv_heads * k_strides[1]
     nodes_ptr += head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     stats_ptr += head * stats_count * (3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
 
+    # The last key that each block may read; a place past it repeats it, which moves neither maximum nor minimum.
+    last = tl.minimum(tl.minimum(block, blocks - 1).to(tl.int64) * BLOCK_SIZE + BLOCK_SIZE, seq_len) - 1
     # of shape [SPAN, BLOCK_D], fp32
     total = tl.zeros([SPAN, BLOCK_D], tl.float32)
     high = tl.full([SPAN, BLOCK_D], float("-inf"), tl.float32)
     low = tl.full([SPAN, BLOCK_D], float("inf"), tl.float32)
-    for index in tl.range(0, SPAN, num_stages=STAGES):
-        key = (chunk * SPAN + index).to(tl.int64) * BLOCK_SIZE + offs_n
-        mask = ((key < seq_len) & (offs_n < BLOCK_SIZE))[:, None] & (offs_d < HEAD_DIM)[None, :]
-        # of shape [BLOCK_N, BLOCK_D]
-        k = tl.load(k_ptr + key[:, None] * k_strides[2] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
-        here = (child == index)[:, None]
-        total = tl.where(here, tl.sum(k, 0)[None, :], total)
-        if HAS_BOUNDS:
-            high = tl.where(here, tl.max(tl.where(mask, k, float("-inf")), 0)[None, :], high)
-            low = tl.where(here, tl.min(tl.where(mask, k, float("inf")), 0)[None, :], low)
+    for start in tl.range(0, BLOCK_SIZE, ROWS, num_stages=STAGES):
+        # One key of every block at a time, so that no sum crosses threads; unrolled, so that ROWS loads are in flight.
+        for step in tl.static_range(ROWS):
+            place = block.to(tl.int64) * BLOCK_SIZE + start + step
+            # of shape [SPAN, BLOCK_D]
+            k_at = k_ptr + tl.minimum(place, last)[:, None] * k_strides[2] + offs_d[None, :]
+            if HEAD_DIM == BLOCK_D:
+                k = tl.load(k_at).to(tl.float32)
+            else:
+                k = tl.load(k_at, mask=(offs_d < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
+            total += tl.where((place <= last)[:, None], k, 0.0)
+            if HAS_BOUNDS:
+                high = tl.maximum(high, k)
+                low = tl.minimum(low, k)
 
     level_nodes = blocks
     keys_per_node = tl.full([], BLOCK_SIZE, tl.int64)
@@ -120,10 +108,10 @@ def _build_base(
         if level < levels:
             node = chunk * (SPAN // BRANCHING**level) + tl.arange(0, SPAN // BRANCHING**level)
             held = node < level_nodes
-            mean = total / _keys_under(node, keys_per_node, seq_len)[:, None]
-            _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
+            mean = total / keys_under(node, keys_per_node, seq_len)[:, None]
+            store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
             if level == BASE and HAS_REST:
-                _store_statistics(stats_ptr, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+                store_statistics(stats_ptr, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
 
 
 @triton.jit
@@ -176,11 +164,11 @@ def _build_rest(
                 if HAS_BOUNDS:
                     high = tl.maximum(high, tl.load(at + HEAD_DIM, mask=mask, other=float("-inf")))
                     low = tl.minimum(low, tl.load(at + 2 * HEAD_DIM, mask=mask, other=float("inf")))
-            mean = total / _keys_under(node, keys_per_node, seq_len)[:, None]
+            mean = total / keys_under(node, keys_per_node, seq_len)[:, None]
             held = node < parents
-            _store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
+            store_summaries(nodes_ptr, node, held, mean, high, low, weight, offs_d, HEAD_DIM, HAS_BOUNDS)
             above = stats_ptr + below.to(tl.int64) * row
-            _store_statistics(above, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+            store_statistics(above, node, held, total, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
         stats_ptr += below.to(tl.int64) * row
         below = parents
         tl.debug_barrier()
@@ -191,8 +179,14 @@ def base_levels(branching: int) -> int:
     return {2: 4, 4: 2, 8: 1, 16: 1}.get(branching, 0)
 
 
-def build(k: Tensor, *, block_size: int, branching: int, levels: int, bound_weight: float) -> Pyramid:
-    """The pyramid of k [B, G, N, D] (any strides, last dimension contiguous) with `levels` levels, as its twin's."""
+def build(
+    k: Tensor, *, block_size: int, branching: int, levels: int, bound_weight: float, tile: BaseTile | None = None
+) -> Pyramid:
+    """The pyramid of k [B, G, N, D] (any strides, last dimension contiguous) with `levels` levels, as its twin's.
+
+    tile: tile sizes to try instead of the chosen ones.
+    """
+    tile = tile or base_tile(k.shape[-1], k.element_size())
     batch, kv_heads, seq_len, head_dim = k.shape
     offsets, keys = level_table(seq_len, block_size, branching, levels, k.device)
     has_bounds = bound_weight > 0
@@ -204,58 +198,13 @@ def build(k: Tensor, *, block_size: int, branching: int, levels: int, bound_weig
     blocks = offsets[1]
     shape = {"BLOCK_SIZE": block_size, "HEAD_DIM": head_dim, "BRANCHING": branching, "HAS_BOUNDS": has_bounds}
     _build_base[(batch * kv_heads * triton.cdiv(blocks, span),)](
-        k,
-        nodes,
-        scratch,
-        k.stride()[:3],
-        bound_weight,
-        kv_heads,
-        seq_len,
-        blocks,
-        levels,
-        offsets[-1],
-        stats,
-        BLOCK_N=triton.next_power_of_2(block_size),
-        BLOCK_D=triton.next_power_of_2(head_dim),
-        BASE=base,
-        SPAN=span,
-        HAS_REST=stats > 0,
-        STAGES=BASE_STAGES,
-        num_warps=BASE_WARPS,
-        **shape,
-    )
+        k, nodes, scratch, k.stride()[:3], bound_weight, kv_heads, seq_len, blocks, levels, offsets[-1], stats,
+        ROWS=tile.ROWS, BLOCK_D=triton.next_power_of_2(head_dim), BASE=base, SPAN=span, HAS_REST=stats > 0,
+        STAGES=tile.STAGES, num_warps=tile.num_warps, **shape,
+    )  # fmt: skip
     if stats:
         _build_rest[(batch * kv_heads * triton.cdiv(head_dim, 32),)](
-            nodes,
-            scratch,
-            bound_weight,
-            seq_len,
-            blocks,
-            levels,
-            offsets[-1],
-            stats,
-            BLOCK_D=32,
-            BASE=base,
-            SPAN=branching**base,
-            ROWS=32,
-            num_warps=4,
-            **shape,
-        )
+            nodes, scratch, bound_weight, seq_len, blocks, levels, offsets[-1], stats,
+            BLOCK_D=32, BASE=base, SPAN=branching**base, ROWS=32, num_warps=4, **shape,
+        )  # fmt: skip
     return Pyramid(nodes, keys, offsets, block_size, branching, has_bounds)
-
-
-@lru_cache(maxsize=32)
-def level_table(
-    seq_len: int, block_size: int, branching: int, levels: int, device: torch.device
-) -> tuple[tuple[int, ...], Tensor]:
-    """Offsets of the levels in the node buffer, and the number of keys under each node (fp32, on the device)."""
-    size = block_size
-    offsets, counts = [0], []
-    for _ in range(levels):
-        nodes = -(-seq_len // size)
-        held = torch.full((nodes,), float(size))
-        held[-1] = seq_len - (nodes - 1) * size
-        counts.append(held)
-        offsets.append(offsets[-1] + nodes)
-        size *= branching
-    return tuple(offsets), torch.cat(counts).to(device)

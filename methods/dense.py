@@ -1,9 +1,13 @@
-"""Dense attention: torch's scaled_dot_product_attention with its kernel forced. What everything is measured against."""
+"""Dense attention: torch's scaled_dot_product_attention with its kernel forced, or FlashAttention-3. What everything is
+measured against."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import ClassVar, Literal
 
 import torch
@@ -23,6 +27,8 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
 }
+FA3_MODULES = {"fa3_fwd_interface": "fa3_fwd_config", "flash_attn_interface": "flash_attn_config"}
+"""Modules that bring FlashAttention-3's forward, the wheel fa3-fwd and the project's own build, with how each was built."""
 MASK_ROWS = 1024
 """Query rows whose explicit mask is held at a time, where the CPU kernel has no bottom-right causal mode."""
 
@@ -33,23 +39,31 @@ class Dense(Method):
 
     Parameters: kernel, one of "cudnn", "flash", "efficient", "math", or "auto": the first of these that the problem
     allows ("flash" before "math" on a CPU). Torch is never left to choose; the result's `backend` names what ran.
+    "fa3" is FlashAttention-3 from the package fa3-fwd (or flash-attn's build for Hopper): float16 and bfloat16, forward
+    only, and never chosen by "auto".
     Cost: 4·D·H·P operations for P visible pairs.
     Differs from the source: causal means bottom-right alignment, also where M and N differ.
     """
 
     kind: ClassVar[Kind] = "dense"
-    source: ClassVar[str] = "torch.nn.functional.scaled_dot_product_attention; FlashAttention-2, arXiv 2307.08691"
+    source: ClassVar[str] = (
+        "torch.nn.functional.scaled_dot_product_attention; FlashAttention-2, arXiv 2307.08691; "
+        "FlashAttention-3, arXiv 2407.08608"
+    )
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "default": {},
-        **{name: {"kernel": name} for name in KERNELS},
+        **{name: {"kernel": name} for name in (*KERNELS, "fa3")},
     }
 
-    kernel: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
+    kernel: Literal["auto", "cudnn", "flash", "efficient", "math", "fa3"] = "auto"
+
+    def unavailable(self) -> str | None:
+        return fa3_gap() if self.kernel == "fa3" else None
 
     def unsupported(self, problem: Problem) -> str | None:
         if self.kernel == "auto":
             return None
-        return kernel_limit(self.kernel, problem)
+        return fa3_limit(problem) if self.kernel == "fa3" else kernel_limit(self.kernel, problem)
 
     def chosen(self, problem: Problem) -> str:
         """The kernel that runs: the forced one, or the first that the problem allows."""
@@ -58,13 +72,15 @@ class Dense(Method):
         return next(name for name in KERNELS if kernel_limit(name, problem) is None)
 
     def backend(self, problem: Problem) -> str:
-        return f"sdpa-{self.chosen(problem)}"
+        return "fa3" if self.kernel == "fa3" else f"sdpa-{self.chosen(problem)}"
 
     def select(self, q: Tensor, k: Tensor, problem: Problem) -> None:  # noqa: ARG002 - part of the contract
         return None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is None
+        if self.kernel == "fa3":
+            return fa3(q, k, v, problem)
         with sdpa_kernel(KERNELS[self.chosen(problem)]):
             if not problem.causal or problem.seq_len_q == problem.seq_len_kv:
                 return _sdpa(q, k, v, problem, is_causal=problem.causal)
@@ -105,6 +121,66 @@ def kernel_limit(kernel: str, problem: Problem) -> str | None:
     if kernel in ("cudnn", "efficient") and uneven:
         return f"the {kernel} kernel through torch has no bottom-right causal mask for {problem.seq_len_q} queries"
     return None
+
+
+def _load_fa3() -> tuple[ModuleType, bool]:
+    """The first module that brings FlashAttention-3, and whether its build has float16 (the wheel fa3-fwd has not).
+
+    Raises:
+        ImportError: none can be imported; the message says why for each.
+    """
+    reasons = []
+    for name, config in FA3_MODULES.items():
+        try:
+            module = import_module(name)
+        except (ImportError, OSError) as error:
+            reasons.append(f"{name}: {' '.join(str(error).split())}")
+            continue
+        flags = import_module(config).CONFIG["build_flags"] if find_spec(config) is not None else {}
+        return module, not flags.get("FLASHATTENTION_DISABLE_FP16", False)
+    raise ImportError("; ".join(reasons))
+
+
+def fa3_gap() -> str | None:
+    """Why FlashAttention-3 cannot run on this machine, or None."""
+    try:
+        _load_fa3()
+    except ImportError as error:
+        return f"FlashAttention-3 cannot be imported ({error}); pip install 'pyramidbench[fa3]'"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] not in (8, 9):
+        return "FlashAttention-3 is built for Ampere, Ada and Hopper devices"
+    return None
+
+
+def fa3_limit(problem: Problem) -> str | None:
+    """Why FlashAttention-3 cannot do a problem, or None."""
+    if problem.device != "cuda":
+        return "FlashAttention-3 needs a CUDA device; on a CPU use flash or math"
+    if problem.dtype not in ("float16", "bfloat16"):
+        return f"FlashAttention-3 computes in float16 and bfloat16, not in {problem.dtype}"
+    if problem.dtype == "float16" and fa3_gap() is None and not _load_fa3()[1]:
+        return "this build of FlashAttention-3 leaves float16 out; use bfloat16"
+    if problem.head_dim != problem.head_dim_v:
+        return f"FlashAttention-3 is called with one head dim; q has {problem.head_dim} and v has {problem.head_dim_v}"
+    if problem.head_dim > 256 or problem.head_dim % 8:
+        return f"FlashAttention-3 takes head dims up to 256 in steps of 8, not {problem.head_dim}"
+    return None
+
+
+def fa3(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    """FlashAttention-3: [B, H, M, Dv]. It takes [B, M, H, D] with any strides, and aligns causal masks bottom-right.
+
+    Raises:
+        ValueError: an input that requires a gradient.
+    """
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v)):
+        raise ValueError("dense:fa3 has a forward pass only, and an input requires a gradient; use dense:cudnn")
+    module, _ = _load_fa3()
+    by_token = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    result = module.flash_attn_func(*by_token, softmax_scale=problem.scale, causal=problem.causal)
+    # Some versions return the log-sum-exp besides.
+    output: Tensor = result[0] if isinstance(result, tuple) else result
+    return output.transpose(1, 2)
 
 
 def _sdpa(

@@ -46,7 +46,7 @@ class PyramidTopK(BlockMethod):
             "head_reduce": "sum_lse",
         },
         "fast": {"query_tile": 128, "score_rows": 16, "beam": 2, "leaf_candidates": 2},
-        "fastest": {"query_tile": 128, "tile_reduce": "mean", "leaf_score": "summary"},
+        "fastest": {"query_tile": 128, "tile_reduce": "mean", "leaf_score": "summary", "beam": 2},
     }
 
     branching: Annotated[int, Field(ge=2)] = 2

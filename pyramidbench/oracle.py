@@ -1,12 +1,14 @@
 """The oracle: exact attention of whole rows, streamed over query tiles, and the mass that each key block holds.
 
 It shares no code with the kernels that it judges. Memory: the logits of a few rows at a time, never a whole N × N matrix.
+A faster source of block mass may widen it to more tiles, but only after it has agreed with this one on some of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +18,12 @@ from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 CHUNK_ELEMENTS = 1 << 22
+MASS_ELEMENTS = 1 << 26
+"""Masses that are held at a time where a faster source makes them: every tile of 128 queries of 32 heads at 128k keys."""
+MASS_RELATIVE, MASS_ABSOLUTE = 1e-6, 1e-6
+"""How far a faster source's mass may be from the oracle's: absolute, and of the mass per unit of the largest logit that a
+head's norms allow, since a weight's relative error is its logit's rounding. Ten times what the Triton kernel was measured
+to differ from fp64 on an H200: 1e-7, and 1.7e-6 in bf16 and fp16, 3.2e-6 in fp32, where norms allow logits of 30."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,27 @@ class ExactRows:
 
     mass: Tensor
     output: Tensor | None
+
+
+@dataclass(frozen=True)
+class TileMass:
+    """Block mass on some query tiles: tiles int64 [T], ascending; mass fp32 [B, H, T, blocks]."""
+
+    tiles: Tensor
+    mass: Tensor
+
+
+@runtime_checkable
+class MassSource(Protocol):
+    """What may compute block mass faster than `exact_rows`: a method, since the engine knows no kernel."""
+
+    def fast_mass(self, q: Tensor, k: Tensor, problem: Problem, tiles: Tensor) -> Tensor | None:
+        """Mass of the tiles, fp32 [B, H, T, blocks]; None where nothing faster can run."""
+        ...
+
+
+class OracleDisagreement(Exception):
+    """A faster source of block mass differs from the oracle; nothing that it says may be used."""
 
 
 def block_mass(
@@ -99,6 +128,40 @@ def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device
     affordable = elements // max(1, tiling.query_tile * tiling.seq_len_kv * heads)
     count = min(tiling.tiles, max(fewest, affordable))
     return ((2 * torch.arange(count, device=device) + 1) * tiling.tiles) // (2 * count)
+
+
+def widened(
+    q: Tensor, k: Tensor, problem: Problem, tiling: Tiling, source: MassSource, checked: TileMass
+) -> TileMass | None:
+    """Mass from a faster source on all tiles, or on as many as fit in MASS_ELEMENTS; None where it cannot run.
+
+    `checked` holds the oracle's own mass of some tiles: they are among those returned, and must agree.
+
+    Raises:
+        OracleDisagreement: they do not.
+    """
+    affordable = max(1, MASS_ELEMENTS // max(1, problem.batch * problem.heads * tiling.blocks))
+    count = min(tiling.tiles, affordable)
+    spread = ((2 * torch.arange(count, device=q.device) + 1) * tiling.tiles) // (2 * count)
+    tiles = torch.cat([spread, checked.tiles]).unique()
+    mass = source.fast_mass(q, k, problem, tiles)
+    if mass is None:
+        return None
+    again = mass[:, :, torch.searchsorted(tiles, checked.tiles)]
+    apart = (again - checked.mass).abs()
+    relative = MASS_RELATIVE * _largest_logit(q, k, problem.scale)[..., None, None].clamp(min=1)
+    if not bool((apart <= relative * checked.mass + MASS_ABSOLUTE).all()):
+        raise OracleDisagreement(
+            f"the fast block mass is up to {float(apart.max()):.3g} from the oracle's on {len(checked.tiles)} tiles; "
+            f"allowed: {float(relative.max()):.2g} of it + {MASS_ABSOLUTE:g}. Report this; nothing was judged."
+        )
+    return TileMass(tiles, mass)
+
+
+def _largest_logit(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Bound on any |logit| of each head by the norms of its queries and keys: fp32 [B, H]."""
+    queries, keys = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k))
+    return queries * keys.repeat_interleave(q.shape[1] // k.shape[1], dim=1) * abs(scale)
 
 
 class _Rows:

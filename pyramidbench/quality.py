@@ -1,8 +1,9 @@
 """Quality of a selection: recall of the important blocks, attention mass kept, and what the output loses.
 
-The oracle is exact attention in fp32 on the sampled query tiles. A block's mass is its share of a tile's attention, and
-exact Top-K ranks by it. Forced blocks are kept by every method, so recall leaves them out on both sides; a tile with no
-more eligible blocks than K is trivial: any method keeps all of them, so it says nothing and is left out too.
+The oracle is exact attention in fp32 on the sampled query tiles; mass may be known on more of them, from a source that
+agrees with it there. A block's mass is its share of a tile's attention, and exact Top-K ranks by it. Forced blocks are kept
+by every method, so recall leaves them out on both sides; a tile with no more eligible blocks than K is trivial: any method
+keeps all of them, so it says nothing and is left out too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from pyramidbench.gate import tile_rows
 from pyramidbench.method import BlockMethod, Method
-from pyramidbench.oracle import ExactRows
+from pyramidbench.oracle import ExactRows, TileMass
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection, ranked_count, top_blocks
 from pyramidbench.tiling import Tiling
@@ -53,24 +54,29 @@ def measure_quality(
     tiling: Tiling,
     exact: ExactRows,
     tiles: Tensor,
+    wide: TileMass | None = None,
 ) -> Quality:
     """Judge one output and its selection against exact attention on `tiles`.
 
     output: [B, H, M, Dv]; `exact` holds the mass and output of those tiles under `tiling`. Without a selection everything
-    was attended to: recall and mass are 1, and only the output's error is measured.
+    was attended to: recall and mass are 1, and only the output's error is measured. `wide` holds the mass of more tiles:
+    recall and mass are then judged on those, and `sampled_tiles` counts them.
     """
     assert exact.output is not None
     error = _output_error(tile_rows(output, tiling, tiles).to(exact.output.dtype), exact.output)
+    judged_tiles = len(tiles)
     if selection is None or not isinstance(method, BlockMethod):
         judged = Quality(recall=1.0, mass_kept=1.0, mass_outside_forced=1.0)
     else:
-        judged = _Judged.of(selection, method, problem, tiling, exact.mass, tiles).quality()
+        known = TileMass(tiles, exact.mass) if wide is None else wide
+        judged_tiles = len(known.tiles)
+        judged = _Judged.of(selection, method, problem, tiling, known.mass, known.tiles).quality()
     return replace(
         judged,
         output_error=_mean(error),
         output_error_p95=_quantile(error, 0.95),
         output_error_worst_head=_extreme(error, max),
-        sampled_tiles=len(tiles),
+        sampled_tiles=judged_tiles,
     )
 
 

@@ -93,7 +93,10 @@ class Record(BaseModel):
     output_error_p95: float | None = _column("95th percentile of that error")
     output_error_worst_head: float | None = _column("mean error of the worst head")
     trivial_share: float | None = _column("share of query tiles with no more eligible blocks than K: nothing to choose")
-    sampled_tiles: int | None = _column("query tiles per head that quality was measured on")
+    sampled_tiles: int | None = _column(
+        "query tiles per head that recall and mass were judged on: all of them where the mass kernel runs, else evenly "
+        "spaced ones; output_error is always measured on evenly spaced ones"
+    )
     quality_source: str | None = _column("captured, structured, or why quality does not count here")
     recall_by_head: list[float | None] | None = _column(
         "mean recall of each set of blocks (key/value heads, or query heads)"

@@ -20,10 +20,11 @@ from pyramidbench.errors import UserError
 from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form
 from pyramidbench.memory import peak_above_inputs
 from pyramidbench.method import BlockMethod, Method
-from pyramidbench.oracle import ExactRows, exact_rows, sample_tiles
+from pyramidbench.oracle import ExactRows, TileMass, exact_rows, sample_tiles, widened
 from pyramidbench.problem import Problem
 from pyramidbench.quality import Quality, measure_quality
 from pyramidbench.record import Record, Status
+from pyramidbench.registry import mass_source
 from pyramidbench.selection import BlockSelection
 from pyramidbench.stats import median_interval
 from pyramidbench.tiling import Tiling
@@ -56,19 +57,22 @@ class Loaded:
     k: Tensor
     v: Tensor
     problem: Problem
-    exact: dict[Tiling, tuple[Tensor, ExactRows]] = field(default_factory=dict)
+    exact: dict[Tiling, tuple[Tensor, ExactRows, TileMass | None]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Cell, device: torch.device) -> Loaded:
         q, k, v = inputs.load_inputs(cell, device)
         return cls(q, k, v, cell.problem(device.type))
 
-    def exact_rows(self, tiling: Tiling, elements: int) -> tuple[Tensor, ExactRows]:
-        """Sampled tiles, and exact attention on them in fp32."""
+    def exact_rows(self, tiling: Tiling, elements: int) -> tuple[Tensor, ExactRows, TileMass | None]:
+        """Sampled tiles, exact attention on them in fp32, and the mass of more tiles where a faster source runs."""
         if tiling not in self.exact:
             self.exact.clear()
-            tiles = sample_tiles(tiling, self.problem.batch * self.problem.heads, elements, self.q.device)
-            self.exact[tiling] = (tiles, exact_rows(self.q, self.k, self.v, tiling, self.problem.scale, tiles))
+            q, k, problem = self.q, self.k, self.problem
+            tiles = sample_tiles(tiling, problem.batch * problem.heads, elements, q.device)
+            exact = exact_rows(q, k, self.v, tiling, problem.scale, tiles)
+            wide = widened(q, k, problem, tiling, mass_source(tiling), TileMass(tiles, exact.mass))
+            self.exact[tiling] = (tiles, exact, wide)
         return self.exact[tiling]
 
 
@@ -178,8 +182,8 @@ def _quality(cell: Cell, method: Method, called: Called, loaded: Loaded, setting
         if isinstance(method, BlockMethod)
         else Tiling(problem.seq_len_q, problem.seq_len_kv, 64, 64, problem.causal)
     )
-    tiles, exact = loaded.exact_rows(tiling, settings.quality_elements)
-    return measure_quality(called.output, called.selection, method, problem, tiling, exact, tiles)
+    tiles, exact, wide = loaded.exact_rows(tiling, settings.quality_elements)
+    return measure_quality(called.output, called.selection, method, problem, tiling, exact, tiles, wide)
 
 
 def _timing(cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_auto_runs_the_reference_without_a_gpu(method: str) -> None:
         ("pyramid:fast", "triton"),
         ("pyramid:fastest", "triton"),
         ("flat", "triton"),
-        ("flat:sub", "reference+triton"),
+        ("flat:sub", "triton"),
         ("sliding_window", "reference+triton"),
     ],
 )
@@ -51,8 +51,8 @@ def test_what_the_kernels_lack_is_named() -> None:
     pytest.importorskip("triton")
     assert "float64" in (backends.attention_gap(dataclasses.replace(ON_CUDA, dtype="float64"), 64) or "")
     assert "16 to 128" in (backends.attention_gap(ON_CUDA, 256) or "")
-    sub = create("pyramid", {"leaf_score": "sub", "implementation": "triton"})
-    assert "sub" in (sub.unsupported(ON_CUDA) or "")
+    wide = create("pyramid", {"tile_reduce": "lse", "score_rows": None, "query_tile": 256, "implementation": "triton"})
+    assert "up to 128 rows" in (wide.unsupported(ON_CUDA) or "")
 
 
 def test_a_run_on_the_cpu_never_imports_triton() -> None:

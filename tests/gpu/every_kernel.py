@@ -1,0 +1,212 @@
+"""Launches every Triton kernel at small shapes, each against its twin: short enough to run under compute-sanitizer.
+
+    python tests/gpu/every_kernel.py [--under 'compute-sanitizer --tool memcheck'] [GROUP ...]
+
+Every group runs in a process of its own, all at once, so that kernels compile in parallel; `--under` is put before each
+command. Without groups all of them run, and a kernel that none of them launched is an error. The twins come from
+tests/triton, whose cases are the real tests; the sizes here are small, ragged and of a head dim that fills a product.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "kernels"
+NEAR_TIES = 0.1
+"""Share of lists that may differ from the twin's: two blocks with the same score to the last bits, in one list of ten."""
+MEAN = {"tile_reduce": "mean", "leaf_score": "summary"}
+EXACT = {"leaf_candidates": 2}
+WALK = {"top_k": 3, "sink_blocks": 1, "local_blocks": 2, "start_width": 4, "beam": 1}
+
+
+def build(device: str) -> None:
+    check = load("test_pyramid_build").check
+    for sizes in ((1, 2, 700, 64, 16, 2, 6, 0.35), (2, 1, 555, 24, 16, 3, 4, 0.0)):
+        check(sizes, half(device), device)
+
+
+def pooled(device: str) -> None:
+    check = load("test_pooled_queries").check
+    for sizes in ((1, 2, 300, 64, 128), (2, 3, 50, 24, 20)):
+        check(sizes, half(device), device)
+
+
+def scored(device: str) -> None:
+    """Levels scored whole, then descended; a flat scan."""
+    for rules in (MEAN, {"leaf_score": "summary", "score_rows": 16}, {**MEAN, "levels": 1}):
+        route(device, {**WALK, **rules})
+
+
+def walk(device: str) -> None:
+    """Levels gathered tile by tile: by children, from the start, and from a level that was scored whole."""
+    route(device, {**WALK, **EXACT, "levels": "full", "node_score": "children", "head_reduce": "sum_lse"})
+    from pyramidbench.kernels import route as module
+
+    for nodes in (0, 8):
+        with mock.patch.multiple(module, SCORED_NODES=nodes, SCORED_NODES_BY_ROWS=nodes):
+            route(device, {**WALK, **MEAN})
+
+
+def leaf(device: str) -> None:
+    """Leaves by exact score and by parts, of rows and of a mean query."""
+    for rules in (EXACT, {**EXACT, "tile_reduce": "mean"}, {**EXACT, "leaf_score": "sub", "head_reduce": "lse"}):
+        route(device, {**WALK, "score_rows": 16, **rules})
+
+
+def attention_by_key(device: str) -> None:
+    tests = load("test_attention_by_key")
+    tests.check(attention_case(tests, query_tile=1), half(device), device)
+
+
+def attention_portable(device: str) -> None:
+    """By pointers in fp32 and at token level; by the copy engine where there is one (blocks of 32 rule `hopper` out)."""
+    tests = load("test_attention_fwd")
+    tests.check(attention_case(tests, query_tile=32), torch.float32, device)
+    for query_tile in (1, 64):
+        tests.check(attention_case(tests, query_tile=query_tile), half(device), device)
+
+
+def attention_hopper(device: str) -> None:
+    """One group of warps a program, and two."""
+    if torch.cuda.get_device_capability(device)[0] != 9:
+        print("attention_hopper: nothing to run, this device is no Hopper")
+        return
+    tests = load("test_attention_fwd")
+    for query_tile in (64, 128):
+        case = attention_case(tests, query_tile=query_tile, block_size=64, queries=500, keys=700)
+        tests.check(case, half(device), device)
+
+
+def mass(device: str) -> None:
+    tests = load("test_mass")
+    sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "queries": 150, "keys": 205, "head_dim": 64, "block_size": 32}
+    for query_tile in (1, 128):
+        tests.check(tests.Case("", query_tile=query_tile, **sizes), half(device), device)
+    tests.check(tests.Case("", query_tile=20, **sizes), torch.float32, device)
+
+
+GROUPS: dict[str, Callable[[str], None]] = {
+    call.__name__: call
+    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, mass)
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("groups", nargs="*", metavar="GROUP", help=f"of {', '.join(GROUPS)}; default all")
+    parser.add_argument("--under", default="", help="what to run each group under, with its options")
+    parser.add_argument("--alone", action="store_true", help="run the groups in this process")
+    asked = parser.parse_args()
+    unknown = set(asked.groups) - set(GROUPS)
+    if unknown:
+        parser.error(f"no group {', '.join(sorted(unknown))}; there are {', '.join(GROUPS)}")
+    if asked.alone:
+        for kernel in sorted(run(asked.groups, "cuda")):
+            print(f"launched {kernel}")
+        return
+    with ThreadPoolExecutor(len(GROUPS)) as pool:
+        outputs = list(pool.map(lambda group: apart(group, asked.under), asked.groups or GROUPS))
+    if None in outputs:
+        raise SystemExit(1)
+    found = set(re.findall(r"^launched (\S+)$", "\n".join(map(str, outputs)), re.MULTILINE))
+    missed = set() if asked.groups else written() - found
+    print(f"{len(found)} kernels launched" + (f"; not launched: {', '.join(sorted(missed))}" if missed else ""))
+    if missed and torch.cuda.get_device_capability()[0] == 9:
+        raise SystemExit(1)
+
+
+def apart(group: str, under: str) -> str | None:
+    """The output of one group in a process of its own; None, with the output printed, where it failed."""
+    started = time.perf_counter()
+    command = [*shlex.split(under), sys.executable, __file__, "--alone", group]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    print(f"{group}: {'ok' if done.returncode == 0 else 'FAILED'}, {time.perf_counter() - started:.0f} s", flush=True)
+    if done.returncode == 0:
+        return done.stdout
+    lines = done.stdout.splitlines()
+    print("\n".join(lines if len(lines) <= 80 else [*lines[:50], "…", *lines[-29:]]), flush=True)
+    return None
+
+
+def run(groups: list[str], device: str) -> set[str]:
+    """Run the groups in this process; the kernels that they launched, as file.name."""
+    from triton.runtime.jit import KernelInterface
+
+    launched = set()
+    launch = KernelInterface.__getitem__
+
+    def noted(kernel: Any, grid: Any) -> Any:
+        launched.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
+        return launch(kernel, grid)
+
+    with mock.patch.object(KernelInterface, "__getitem__", noted):
+        for group in groups:
+            GROUPS[group](device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return launched
+
+
+def written() -> set[str]:
+    """Every kernel that some launcher in kernels/ launches, as file.name."""
+    kernels, launched = set(), set()
+    for path in KERNELS.glob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module is not None]
+        home = {name.name: str(node.module).rpartition(".")[2] for node in imports for name in node.names}
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(mark) for mark in node.decorator_list):
+                kernels.add(f"{path.stem}.{node.name}")
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                name = ast.unparse(node.func.value)
+                launched.add(f"{home.get(name, path.stem)}.{name}")
+    return kernels & launched
+
+
+def half(device: str) -> torch.dtype:
+    """The interpreter's products of bf16 are wrong."""
+    return torch.bfloat16 if device == "cuda" else torch.float16
+
+
+def route(device: str, rules: dict[str, object]) -> None:
+    tests = load("test_route")
+    case = tests.Case(
+        "", heads=2, kv_heads=1, queries=200, keys=260, head_dim=64, block_size=16, query_tile=64, rules=rules
+    )
+    assert tests.differing_rows(case, half(device), device) <= NEAR_TIES
+
+
+def attention_case(tests: ModuleType, **sizes: int) -> Any:
+    shape = {"heads": 4, "kv_heads": 2, "queries": 70, "keys": 133, "head_dim": 64, "head_dim_v": 64, "block_size": 32}
+    return tests.Case("", **{**shape, "sets": 2, **sizes})
+
+
+def load(name: str) -> ModuleType:
+    """A file of tests/triton as a module."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "tests" / "triton" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+if __name__ == "__main__":
+    main()
