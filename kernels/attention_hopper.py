@@ -116,7 +116,7 @@ def _attend_hopper(
     heads, kv_heads, sets, tiles, width, seq_len_q, seq_len_kv, programs,
     QUERY_TILE: gl.constexpr, BLOCK_SIZE: gl.constexpr, HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr,
     IS_CAUSAL: gl.constexpr, GROUPS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    PING_PONG: gl.constexpr, ZIGZAG: gl.constexpr,
+    ZIGZAG: gl.constexpr,
 ):  # fmt: skip
     # The values of a step are in use until the next step's scores are there.
     gl.static_assert(STAGES >= 2)
@@ -133,22 +133,21 @@ def _attend_hopper(
         v=gl.allocate_shared_memory(v_blocks.dtype, [STAGES, BLOCK_N, HEAD_DIM_V], RING),
         v_full=_barriers(STAGES, 1),
         v_empty=_barriers(STAGES, GROUPS),
-        turns=_barriers(2, 1),
     )
     sizes = Sizes(heads, kv_heads, sets, tiles, width, seq_len_q, seq_len_kv, programs)
     if GROUPS == 2:
         gl.warp_specialize([
             (attend_rows, (memory, sizes, indices_ptr, counts_ptr, out_ptr, lse_ptr, scale_log2,
-                           0, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL, PING_PONG)),
+                           0, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)),
             (attend_rows, (memory, sizes, indices_ptr, counts_ptr, out_ptr, lse_ptr, scale_log2,
-                           1, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL, PING_PONG)),
+                           1, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)),
             (_feed, (q_rows, k_blocks, v_blocks, memory, sizes, indices_ptr, counts_ptr,
                      QUERY_TILE, BLOCK_SIZE, IS_CAUSAL, ZIGZAG)),
         ], [4, 1], [240, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (attend_rows, (memory, sizes, indices_ptr, counts_ptr, out_ptr, lse_ptr, scale_log2,
-                           0, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL, False)),
+                           0, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)),
             (_feed, (q_rows, k_blocks, v_blocks, memory, sizes, indices_ptr, counts_ptr,
                      QUERY_TILE, BLOCK_SIZE, IS_CAUSAL, ZIGZAG)),
         ], [1], [24])  # fmt: skip
@@ -158,15 +157,13 @@ def _attend_hopper(
 class HopperTile:
     """Launch shape of `_attend_hopper`: warp groups of 64 rows, keys a step, steps in the rings, order of the steps.
 
-    ZIGZAG: a tile begins with the blocks that the last one ended with, so that L2 still has them; PING_PONG: the two
-    groups issue their products in turn. H200, 64k and 256k keys: neither 3.52 and 17.9 ms, zigzag 3.54 and 17.5,
-    ping-pong 3.49 and 17.8, ping-pong without overlap of the two products 3.54 and 17.9.
+    ZIGZAG: a tile begins with the blocks that the last one ended with, so that L2 still has them. H200, 64k and 256k keys:
+    3.54 and 17.5 ms; without it 3.52 and 17.9; without it and the groups' products in turn 3.49 and 17.8.
     """
 
     GROUPS: int
     BLOCK_N: int
     STAGES: int
-    PING_PONG: bool = False
     ZIGZAG: bool = True
 
     @property
@@ -235,7 +232,7 @@ def attend_hopper(
         out, lse, indices, counts, scale * LOG2_E,
         heads, kv_heads, sets, tiles, width, seq_len_q, seq_len_kv, programs,
         QUERY_TILE=query_tile, BLOCK_SIZE=block, HEAD_DIM=head_dim, HEAD_DIM_V=head_dim_v, IS_CAUSAL=selection.causal,
-        GROUPS=tile.GROUPS, BLOCK_N=tile.BLOCK_N, STAGES=tile.STAGES, PING_PONG=tile.PING_PONG, ZIGZAG=tile.ZIGZAG,
+        GROUPS=tile.GROUPS, BLOCK_N=tile.BLOCK_N, STAGES=tile.STAGES, ZIGZAG=tile.ZIGZAG,
         num_warps=4, maxnreg=tile.max_registers,
     )  # fmt: skip
     return out, lse

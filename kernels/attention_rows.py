@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 class Memory(NamedTuple):
     """What the warps of a program share: q [GROUPS, 1, heads, queries, D], k [STAGES, N, D], v [STAGES, N, Dv].
 
-    Each comes with barriers that tell when it is full and when it is empty; `turns` order the two warp groups.
+    Each comes with barriers that tell when it is full and when it is empty.
     """
 
     q: Any
@@ -53,7 +53,6 @@ class Memory(NamedTuple):
     v: Any
     v_full: Any
     v_empty: Any
-    turns: Any
 
 
 @gluon.jit
@@ -120,31 +119,15 @@ def _fold(scores, row_max, row_sum, scale_log2, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def _turn(turns, done, GROUP: gl.constexpr, PING_PONG: gl.constexpr):
-    """Waits until the other group has issued its products; group 0 begins."""
-    if PING_PONG:
-        mbarrier.wait(turns.index(GROUP), (done & 1) ^ (1 - GROUP))
-
-
-@gluon.jit
-def _pass_turn(turns, GROUP: gl.constexpr, PING_PONG: gl.constexpr):
-    if PING_PONG:
-        mbarrier.arrive(turns.index(1 - GROUP), count=1)
-
-
-@gluon.jit
 def _advance(
     q, memory, done, weights, row_max, row_sum, acc, scale_log2, first, list_ptr, count, position, sizes,
-    BLOCK_SIZE: gl.constexpr, IS_CAUSAL: gl.constexpr, GROUP: gl.constexpr, PING_PONG: gl.constexpr,
-    MASKED: gl.constexpr, S_LAYOUT: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, IS_CAUSAL: gl.constexpr, MASKED: gl.constexpr, S_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Scores and weights of step `done`, and the values of the step before."""
     STAGES: gl.constexpr = memory.k.shape[0]
     O_LAYOUT: gl.constexpr = acc.type.layout
-    _turn(memory.turns, done, GROUP, PING_PONG)
     scores = _issue_scores(q, memory, done, S_LAYOUT)
     acc = warpgroup_mma(weights, memory.v.index((done - 1) % STAGES), acc, is_async=True)
-    _pass_turn(memory.turns, GROUP, PING_PONG)
     scores = warpgroup_mma_wait(1, deps=(scores,))
     mbarrier.arrive(memory.k_empty.index(done % STAGES), count=1)
     if MASKED:
@@ -186,7 +169,6 @@ def _store(acc, row_max, row_sum, out_ptr, lse_ptr, batch, which, tile, first_ro
 def attend_rows(
     memory, sizes, indices_ptr, counts_ptr, out_ptr, lse_ptr, scale_log2,
     GROUP: gl.constexpr, QUERY_TILE: gl.constexpr, BLOCK_SIZE: gl.constexpr, IS_CAUSAL: gl.constexpr,
-    PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """Warp group GROUP of a program, over all its tiles."""
     GROUPS: gl.constexpr = memory.q.shape[0]
@@ -218,10 +200,7 @@ def attend_rows(
         row_sum = gl.zeros([GROUP_ROWS], gl.float32, ROWS)
         # of shape [M, Dv]
         acc = gl.zeros([GROUP_ROWS, HEAD_DIM_V], gl.float32, O_LAYOUT)
-
-        _turn(memory.turns, done, GROUP, PING_PONG)
         scores = _issue_scores(q, memory, done, S_LAYOUT)
-        _pass_turn(memory.turns, GROUP, PING_PONG)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         mbarrier.arrive(memory.k_empty.index(done % STAGES), count=1)
         scores = _mask(scores, (steps - 1) * STEP, list_ptr, count, position, sizes, BLOCK_SIZE, IS_CAUSAL)
@@ -234,13 +213,13 @@ def attend_rows(
             weights, row_max, row_sum, acc = _advance(
                 q, memory, done, weights, row_max, row_sum, acc, scale_log2,
                 (steps - 1 - step) * STEP, list_ptr, count, position, sizes,
-                BLOCK_SIZE, IS_CAUSAL, GROUP, PING_PONG, True, S_LAYOUT,
+                BLOCK_SIZE, IS_CAUSAL, True, S_LAYOUT,
             )  # fmt: skip
             done += 1
         for _ in range(gl.maximum(steps - whole, 1), steps):
             weights, row_max, row_sum, acc = _advance(
                 q, memory, done, weights, row_max, row_sum, acc, scale_log2,
-                0, list_ptr, count, position, sizes, BLOCK_SIZE, IS_CAUSAL, GROUP, PING_PONG, False, S_LAYOUT,
+                0, list_ptr, count, position, sizes, BLOCK_SIZE, IS_CAUSAL, False, S_LAYOUT,
             )  # fmt: skip
             done += 1
 

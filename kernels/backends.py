@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyramidbench import oracle
 from pyramidbench.errors import UserError
-from pyramidbench.kernels import walk
+from pyramidbench.kernels import walk, walk_cost
 from pyramidbench.kernels.attention import check_call, sparse_attention
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import WalkRules, route_reference
@@ -75,6 +75,22 @@ def mass_gap(problem: Problem, tiling: Tiling) -> str | None:
     from pyramidbench.kernels import mass
 
     return mass.mass_gap(tiling, problem.head_dim, problem.dtype, problem.scale)
+
+
+def workspace_bytes(
+    problem: Problem, tiling: Tiling, rules: WalkRules, route_backend: Backend, attend_backend: Backend
+) -> float:
+    """Bytes held besides inputs and output, by the kernels that run."""
+    if route_backend == "reference":
+        return walk_cost.walk_workspace(problem, tiling, rules)
+    from pyramidbench.kernels import attention_by_key, route_memory
+
+    rows = problem.group * tiling.query_tile
+    by_key = attend_backend == "triton" and attention_by_key.pays_by_key(
+        rows, problem.batch * problem.kv_heads * tiling.tiles, problem.head_dim, problem.head_dim_v, problem.itemsize
+    )
+    attend = attention_by_key.PARTIAL_BYTES + attention_by_key.TABLE_BYTES if by_key else 0
+    return max(route_memory.route_bytes(problem, tiling, rules), float(attend))
 
 
 def _no_triton(device: str) -> str | None:

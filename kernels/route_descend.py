@@ -19,7 +19,7 @@ from pyramidbench.kernels.route_walk import candidates
 from pyramidbench.kernels.route_window import Levels, Window, visible
 from pyramidbench.kernels.top_k import LOWEST, best
 
-FEWEST_PLACES = 512
+FEWEST_PLACES = 256
 PLACES_PER_WARP = 1024
 
 

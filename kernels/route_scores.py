@@ -22,7 +22,7 @@ from pyramidbench.kernels.route_nodes import join_rows, load_nodes, log_keys, qu
 from pyramidbench.kernels.route_terms import _query_terms, _score_terms
 from pyramidbench.kernels.route_window import Levels, Window, window_part
 
-QUERY_RUNS = (8, 16)
+QUERY_RUNS = (4, 32)
 """Tiles whose queries one program sums, and rows of each that it loads at a time."""
 
 
@@ -74,16 +74,16 @@ class ScoreTile:
     CHUNK: int
     SLICE: int
     num_warps: int = 4
-    num_stages: int = 3
+    num_stages: int = 2
 
 
 def score_tile(rows: int, group: int, head_dim: int, itemsize: int) -> ScoreTile:
     """Tile sizes for `rows` scoring rows of each of `group` heads; rows 0: the heads' one row each is summed first."""
     height, chunk = (64 if head_dim <= 128 else 32, 64) if itemsize == 2 else (16, 32)
     if rows == 0:
-        return ScoreTile(height, 1, 1, chunk, 1024, num_stages=3 if head_dim <= 128 else 2)
+        return ScoreTile(height, 1, 1, chunk, 512, num_stages=3 if head_dim <= 128 else 2)
     heads, padded = triton.next_power_of_2(group), triton.next_power_of_2(rows)
-    return ScoreTile(max(1, height // (heads * padded)), heads, padded, chunk, 1024)
+    return ScoreTile(max(1, height // (heads * padded)), heads, padded, 32, 1024)
 
 
 class Scorer:
@@ -137,7 +137,7 @@ class Scorer:
 
     def _sum_queries(self, window: Window, sets: int, terms: Tensor) -> None:
         call = self.call
-        runs, rows = QUERY_RUNS if call.tiling.query_tile >= QUERY_RUNS[1] else (4 * QUERY_RUNS[0], 1)
+        runs, rows = QUERY_RUNS if call.tiling.query_tile >= QUERY_RUNS[1] else (8 * QUERY_RUNS[0], 1)
         _query_terms[(sets * triton.cdiv(window.tiles, runs),)](
             call.q,
             terms,

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyramidbench.cost import Cost, attention_cost
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import walk_cost, walk_workspace
+from pyramidbench.kernels.walk_cost import walk_cost
 from pyramidbench.method import BlockMethod, Positive
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
@@ -97,4 +97,7 @@ class FlatTopK(BlockMethod):
     def cost(self, problem: Problem) -> Cost:
         tiling, rules, planned = self.tiling(problem), self.rules(problem), self.planned(problem)
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        return Cost((*walk_cost(problem, tiling, rules), attend), walk_workspace(problem, tiling, rules))
+        held = backends.workspace_bytes(
+            problem, tiling, rules, self._route_backend(problem), self._attend_backend(problem)
+        )
+        return Cost((*walk_cost(problem, tiling, rules), attend), held)

@@ -32,7 +32,6 @@ VARIANTS: dict[str, dict[str, object] | None] = {
     "triton": None,
     "chosen": {},
     "no zigzag": {"ZIGZAG": False},
-    "ping-pong": {"PING_PONG": True},
 }
 CALLS = [("64k", 65536, False), ("256k", 262144, False), ("256k nearby", 262144, True)]
 

@@ -28,11 +28,12 @@ from pyramidbench.tiling import Tiling
 BLOCK, HEAD_DIM = 64, 128
 MEAN = {"tile_reduce": "mean", "leaf_score": "summary"}
 TILE_LEVEL = {
-    "fastest": MEAN,
-    "fastest, beam 2": {**MEAN, "beam": 2},
+    "fastest": {**MEAN, "beam": 2},
     "fastest, beam 1": {**MEAN, "beam": 1},
+    "fastest, beam 4": MEAN,
     "fast": {"beam": 2, "leaf_candidates": 2, "score_rows": 16},
     "flat, mean query": {**MEAN, "levels": 1, "bound_weight": 0},
+    "flat": {"leaf_score": "summary", "levels": 1, "bound_weight": 0},
 }
 TOKEN_LEVEL = {
     "default": {},

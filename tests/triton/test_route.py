@@ -57,6 +57,7 @@ SMALL = [
          "node_score": "children", "bound_weight": 0}),
     Case("one-score-row", 2, 1, 300, 300, 16, 16, 32, {**CAUSAL, "top_k": 3, "beam": 1, "score_rows": 1,
          "leaf_score": "summary"}),
+    Case("flat-rows-group-2", 4, 2, 300, 900, 16, 16, 32, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_score": "summary"}),
     Case("flat-filtered", 2, 1, 300, 900, 16, 16, 32, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_candidates": 2}),
     Case("exact-nothing-by-rank", 1, 1, 100, 100, 16, 16, 32, {**CAUSAL, "top_k": 0}),
     Case("exact-forced-in-budget", 3, 1, 300, 300, 16, 16, 64, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2,
@@ -171,7 +172,6 @@ def test_levels_scored_whole_and_gathered_alike(
     from pyramidbench.kernels import route
 
     monkeypatch.setattr(route, "SCORED_NODES", nodes)
-    monkeypatch.setattr(route, "SCORED_NODES_BY_ROWS", nodes)
     assert differing_rows(case, torch.float32, device) == 0
 
 
@@ -193,5 +193,6 @@ def test_scores_in_windows(case: Case, window_bytes: int, device: str, monkeypat
     monkeypatch.setattr(route_window, "LEAST_BYTES", window_bytes)
     monkeypatch.setattr(route_window, "BYTES_PER_ROW", 0)
     monkeypatch.setattr(route_window, "BYTES_PER_TILE", 0)
+    monkeypatch.setattr(route_window, "EASY_BYTES", 0)
     route_window.windows.cache_clear()
     assert differing_rows(case, torch.float32, device) == 0
