@@ -143,10 +143,10 @@ def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyra
 
 def route(
     q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float, backend: Backend
-) -> Tensor:
-    """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1, the same on either backend."""
+) -> BlockSelection:
+    """Blocks of every tile of every set, the same on either backend."""
     if backend == "reference":
-        return route_reference(q, k, pyramid, tiling, rules, scale)
+        return BlockSelection.from_indices(route_reference(q, k, pyramid, tiling, rules, scale), tiling)
     from pyramidbench.kernels import route as kernels
 
     return kernels.route(q, k, pyramid, tiling, rules, scale)

@@ -16,6 +16,7 @@ from pyramidbench.kernels.route_scores import Scorer
 from pyramidbench.kernels.route_walk import Start, run_walk
 from pyramidbench.kernels.route_window import Levels, windows
 from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 SCORED_NODES = 4096
@@ -53,8 +54,8 @@ def _places(rules: WalkRules, tiling: Tiling, group: int, dtype: str) -> int:
     return scan_places(rules.top_k * (1 if rules.leaf_score == "summary" else rules.leaf_candidates or 1))
 
 
-def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
-    """Blocks of every tile: int32 [B, sets, T, S], ascending, padded with -1. Arguments as for `route_reference`."""
+def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRules, scale: float) -> BlockSelection:
+    """Blocks of every tile of every set. Arguments as for `route_reference`."""
     batch, sets = q.shape[0], q.shape[1] if rules.head_reduce == "none" else k.shape[1]
     width, arriving = list_widths(rules, tiling)
     items = batch * sets * tiling.tiles
@@ -63,13 +64,13 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
     call = call_of(q, k, pyramid, tiling, rules, scale)
     if rules.leaf_score == "summary":
         _walk_to_leaves(call, lists, counts, rules.top_k)
-        return lists
+        return BlockSelection.of(lists, counts, tiling)
     candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device)
     candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
     passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
     _walk_to_leaves(call, candidates, candidate_counts, passed)
     run_leaf(call, k, candidates, candidate_counts, lists, counts)
-    return lists
+    return BlockSelection.of(lists, counts, tiling)
 
 
 def _walk_to_leaves(call: Call, out: Tensor, counts: Tensor, width: int) -> None:

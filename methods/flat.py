@@ -87,8 +87,7 @@ class FlatTopK(BlockMethod):
         with stage("build"):
             means = backends.build(k, tiling, rules, backend)
         with stage("route"):
-            indices = backends.route(q, k, means, tiling, rules, problem.scale, backend)
-        return BlockSelection.from_indices(indices, tiling)
+            return backends.route(q, k, means, tiling, rules, problem.scale, backend)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None

@@ -105,8 +105,7 @@ class PyramidTopK(BlockMethod):
         with stage("build"):
             pyramid = backends.build(k, tiling, rules, backend)
         with stage("route"):
-            indices = backends.route(q, k, pyramid, tiling, rules, problem.scale, backend)
-        return BlockSelection.from_indices(indices, tiling)
+            return backends.route(q, k, pyramid, tiling, rules, problem.scale, backend)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None

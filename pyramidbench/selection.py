@@ -42,9 +42,13 @@ class BlockSelection:
     @classmethod
     def from_indices(cls, indices: Tensor, tiling: Tiling) -> BlockSelection:
         """Wrap lists [B, heads, tiles, S] that are ascending and padded with -1 at the end."""
-        counts = (indices >= 0).sum(-1, dtype=torch.int32)
+        return cls.of(indices.to(torch.int32), (indices >= 0).sum(-1, dtype=torch.int32), tiling)
+
+    @classmethod
+    def of(cls, indices: Tensor, counts: Tensor, tiling: Tiling) -> BlockSelection:
+        """Wrap lists whose lengths are known already; both int32."""
         return cls(
-            indices.to(torch.int32),
+            indices,
             counts,
             tiling.block_size,
             tiling.query_tile,

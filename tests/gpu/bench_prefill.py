@@ -22,7 +22,6 @@ from pyramidbench.kernels import backends
 from pyramidbench.kernels.attention import sparse_attention
 from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 BLOCK, HEAD_DIM = 64, 128
@@ -132,9 +131,8 @@ def check_all() -> None:
 
 def check(name: str, tiling: Tiling, walk: WalkRules, q: Tensor, k: Tensor, v: Tensor) -> None:
     pyramid = backends.build(k, tiling, walk, "reference")
-    found, twin = (backends.route(q, k, pyramid, tiling, walk, HEAD_DIM**-0.5, b) for b in ("triton", "reference"))
-    differing = float((found != twin).any(-1).double().mean())
-    selection = BlockSelection.from_indices(found, tiling)
+    selection, twin = (backends.route(q, k, pyramid, tiling, walk, HEAD_DIM**-0.5, b) for b in ("triton", "reference"))
+    differing = float((selection.indices != twin.indices).any(-1).double().mean())
     out = backends.attend(q, k, v, selection, Problem.of(q, k, v, causal=True, scale=None), "triton")
     exact = sparse_attention(q.double(), k.double(), v.double(), selection)
     error, allowed = error_of(out, exact), 2 * error_of(sparse_attention(q, k, v, selection), exact)
@@ -156,13 +154,12 @@ def time_variant(
     (q, k, v), tiling, scale = tensors, workload.tiling, HEAD_DIM**-0.5
     problem = Problem.of(q, k, v, causal=True, scale=None)
     pyramid = backends.build(k, tiling, walk, "triton")
-    selection = BlockSelection.from_indices(backends.route(q, k, pyramid, tiling, walk, scale, "triton"), tiling)
+    selection = backends.route(q, k, pyramid, tiling, walk, scale, "triton")
     flops = 4 * HEAD_DIM * float(selection.pairs().double().sum()) * workload.heads / workload.kv_heads
 
     def whole() -> Tensor:
         own = backends.build(k, tiling, walk, "triton")
-        lists = backends.route(q, k, own, tiling, walk, scale, "triton")
-        return backends.attend(q, k, v, BlockSelection.from_indices(lists, tiling), problem, "triton")
+        return backends.attend(q, k, v, backends.route(q, k, own, tiling, walk, scale, "triton"), problem, "triton")
 
     build = milliseconds(lambda: backends.build(k, tiling, walk, "triton"), samples)
     route = milliseconds(lambda: backends.route(q, k, pyramid, tiling, walk, scale, "triton"), samples)

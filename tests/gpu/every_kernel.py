@@ -59,7 +59,7 @@ def walk(device: str) -> None:
     from pyramidbench.kernels import route as module
 
     for nodes in (0, 8):
-        with mock.patch.multiple(module, SCORED_NODES=nodes, SCORED_NODES_BY_ROWS=nodes):
+        with mock.patch.multiple(module, SCORED_NODES=nodes):
             route(device, {**WALK, **MEAN})
 
 

@@ -149,7 +149,9 @@ def differing_rows(
     assert route_gap(rules, tiling, case.head_dim, str(dtype).removeprefix("torch."), group) is None
     pyramid = build(k, tiling, rules)
     twin = route_reference(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
-    lists = route(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
+    selection = route(q, k, pyramid, tiling, rules, case.head_dim**-0.5)
+    lists = selection.indices
+    assert torch.equal(selection.counts, (lists >= 0).sum(-1))
     assert (lists.shape, lists.dtype) == (twin.shape, twin.dtype)
     return float((lists != twin).any(-1).double().mean())
 
