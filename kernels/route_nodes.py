@@ -75,3 +75,71 @@ def join_rows(logits, real, heads, BAND: tl.constexpr, HEADS: tl.constexpr, ROWS
     logits = tl.where(real[:, None], logits, float("-inf"))
     by_head = log_sum_exp(tl.reshape(logits, [BAND, HEADS, ROWS, logits.shape[1]]), 2)
     return tl.sum(tl.where((tl.arange(0, HEADS) < heads)[None, :, None], by_head, 0.0), 1)
+
+
+@triton.jit
+def summed_query(q_base, row, q_strides, scale, offs_d, HEAD_DIM, GROUP: tl.constexpr, HAS_BOUNDS: tl.constexpr):
+    """Σ over heads of the positive and the negative part of one query row, times scale: two [BLOCK_D], fp32."""
+    high = tl.zeros([offs_d.shape[0]], tl.float32)
+    low = tl.zeros([offs_d.shape[0]], tl.float32)
+    for head in range(GROUP):
+        at = q_base + head * q_strides[1] + row.to(tl.int64) * q_strides[2] + offs_d
+        q = tl.load(at, mask=offs_d < HEAD_DIM, other=0.0).to(tl.float32) * scale
+        if HAS_BOUNDS:
+            high += tl.maximum(q, 0.0)
+            low += tl.minimum(q, 0.0)
+        else:
+            high += q
+    return high, low
+
+
+@triton.jit
+def split_terms(vector, ROWS: tl.constexpr, DTYPE: tl.constexpr):
+    """An fp32 vector [BLOCK_D] as rows [ROWS, BLOCK_D] of DTYPE that add up to it."""
+    row = tl.arange(0, ROWS)[:, None]
+    first, second, third = terms(vector, DTYPE)
+    zero = tl.zeros_like(first)[None, :]
+    return tl.where(
+        row == 0, first[None, :], tl.where(row == 1, second[None, :], tl.where(row == 2, third[None, :], zero))
+    )
+
+
+@triton.jit
+def _children_logits(
+    high, low, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d,
+    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+):  # fmt: skip
+    """logsumexp over each node's children of their scaled logits + log c: [rows, n]; `offset`: that of the nodes' level."""
+    span = span // BRANCHING
+    size = tl.cdiv(blocks, span)
+    total = tl.full([high.shape[0], node.shape[0]], float("-inf"), tl.float32)
+    for index in range(BRANCHING):
+        child = node * BRANCHING + index
+        held = real & (child < size)
+        at = level_ptr + (offset - size + child).to(tl.int64)[:, None] * (HEAD_DIM * (1 + HAS_BOUNDS)) + offs_d[None, :]
+        u, w = load_nodes(at, held[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
+        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale
+        logits += log_keys(child, span, seq_len_kv, BLOCK_SIZE)[None, :]
+        logits = tl.where(held[None, :], logits, float("-inf"))
+        top = tl.maximum(total, logits)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        mass = tl.exp(total - top) + tl.exp(logits - top)
+        total = tl.where(mass > 0, top + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
+    return total
+
+
+@triton.jit
+def rows_score(
+    high, low, row_real, heads, u, w, weight, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d,
+    is_inner, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HEADS: tl.constexpr,
+    ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr,
+):  # fmt: skip
+    """Scores [n] of nodes by the rows of some heads: by their summaries, or by those of their children above the blocks."""
+    logits = summary_logits(high, low, u.to(high.dtype), w.to(high.dtype), HAS_BOUNDS) * scale + weight[None, :]
+    if CHILDREN:  # noqa: SIM102 - the first condition is compiled away
+        if is_inner:
+            logits = _children_logits(
+                high, low, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d, BLOCK_SIZE, HEAD_DIM,
+                BRANCHING, HAS_BOUNDS,
+            )  # fmt: skip
+    return tl.sum(join_rows(logits, row_real, heads, 1, HEADS, ROWS), 0)

@@ -27,7 +27,15 @@ from torch import Tensor
 
 from pyramidbench.kernels.pooled_queries import mean_queries
 from pyramidbench.kernels.route_call import Call, head_shape, programs, scored_levels, scoring_rows, slots
-from pyramidbench.kernels.route_nodes import join_rows, load_nodes, log_keys, query_rows, summary_logits, terms
+from pyramidbench.kernels.route_nodes import (
+    load_nodes,
+    log_keys,
+    query_rows,
+    rows_score,
+    split_terms,
+    summary_logits,
+    summed_query,
+)
 from pyramidbench.kernels.route_tile import rankable_blocks, score_row, write_choice
 from pyramidbench.kernels.top_k import best
 
@@ -39,33 +47,6 @@ a register cap for 12 programs 5.8, without prefetch 6.3, chunks of 16 on 12 pro
 
 
 @triton.jit
-def _summed_query(q_base, row, q_strides, scale, offs_d, HEAD_DIM, GROUP: tl.constexpr, HAS_BOUNDS: tl.constexpr):
-    """Σ over heads of the positive and the negative part of one query row, times scale: two [BLOCK_D], fp32."""
-    high = tl.zeros([offs_d.shape[0]], tl.float32)
-    low = tl.zeros([offs_d.shape[0]], tl.float32)
-    for head in range(GROUP):
-        at = q_base + head * q_strides[1] + row.to(tl.int64) * q_strides[2] + offs_d
-        q = tl.load(at, mask=offs_d < HEAD_DIM, other=0.0).to(tl.float32) * scale
-        if HAS_BOUNDS:
-            high += tl.maximum(q, 0.0)
-            low += tl.minimum(q, 0.0)
-        else:
-            high += q
-    return high, low
-
-
-@triton.jit
-def _split(vector, ROWS: tl.constexpr, DTYPE: tl.constexpr):
-    """An fp32 vector [BLOCK_D] as rows [ROWS, BLOCK_D] of DTYPE that add up to it."""
-    row = tl.arange(0, ROWS)[:, None]
-    first, second, third = terms(vector, DTYPE)
-    zero = tl.zeros_like(first)[None, :]
-    return tl.where(
-        row == 0, first[None, :], tl.where(row == 1, second[None, :], tl.where(row == 2, third[None, :], zero))
-    )
-
-
-@triton.jit
 def candidates(list_ptr, slot, slots, listed, lo, hi, BRANCHING: tl.constexpr):
     """Nodes at places `slot` of a level's candidates, and whether they may be ranked; without a list, lo + slot."""
     parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
@@ -74,44 +55,41 @@ def candidates(list_ptr, slot, slots, listed, lo, hi, BRANCHING: tl.constexpr):
 
 
 @triton.jit
-def _children_logits(
-    high, low, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d,
-    BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+def _score_candidates(
+    q_base, list_ptr, score_ptr, level_ptr, high, low, row_real, q_strides, scale, tile, tiles, seq_len_q, seq_len_kv,
+    offset, span, blocks, slots, listed, lo, hi, is_inner, offs_d,
+    GROUP: tl.constexpr, QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BRANCHING: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr, IS_POOLED: tl.constexpr, SUMMED: tl.constexpr, CHILDREN: tl.constexpr,
 ):  # fmt: skip
-    """logsumexp over each node's children of their scaled logits + log c: [rows, n]; `offset`: that of the nodes' level."""
-    span = span // BRANCHING
-    size = tl.cdiv(blocks, span)
-    total = tl.full([high.shape[0], node.shape[0]], float("-inf"), tl.float32)
-    for index in range(BRANCHING):
-        child = node * BRANCHING + index
-        held = real & (child < size)
-        at = level_ptr + (offset - size + child).to(tl.int64)[:, None] * (HEAD_DIM * (1 + HAS_BOUNDS)) + offs_d[None, :]
-        u, w = load_nodes(at, held[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale
-        logits += log_keys(child, span, seq_len_kv, BLOCK_SIZE)[None, :]
-        logits = tl.where(held[None, :], logits, float("-inf"))
-        top = tl.maximum(total, logits)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        mass = tl.exp(total - top) + tl.exp(logits - top)
-        total = tl.where(mass > 0, top + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
-    return total
-
-
-@triton.jit
-def _rows_score(
-    high, low, row_real, heads, u, w, weight, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d,
-    is_inner, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HEADS: tl.constexpr,
-    ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr,
-):  # fmt: skip
-    """Scores [n] of nodes by the rows of some heads: by their summaries, or by those of their children above the blocks."""
-    logits = summary_logits(high, low, u.to(high.dtype), w.to(high.dtype), HAS_BOUNDS) * scale + weight[None, :]
-    if CHILDREN:  # noqa: SIM102 - the first condition is compiled away
-        if is_inner:
-            logits = _children_logits(
-                high, low, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv, offs_d, BLOCK_SIZE, HEAD_DIM,
-                BRANCHING, HAS_BOUNDS,
+    """Scores of a level's candidates into score_ptr [slots], in chunks; `offset`: the level's place in the buffer."""
+    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    for start in range(0, slots, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        node, real = candidates(list_ptr, place, slots, listed, lo, hi, BRANCHING)
+        # of shape [CHUNK, BLOCK_D]
+        at = level_ptr + (offset + node).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
+        u, w = load_nodes(at, real[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
+        weight = log_keys(node, span, seq_len_kv, BLOCK_SIZE)
+        if SUMMED:
+            score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * weight
+        elif GROUP <= HEADS:
+            score = rows_score(
+                high, low, row_real, GROUP, u, w, weight, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv,
+                offs_d, is_inner, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS, HAS_BOUNDS, CHILDREN,
             )  # fmt: skip
-    return tl.sum(join_rows(logits, row_real, heads, 1, HEADS, ROWS), 0)
+        else:
+            score = tl.zeros([CHUNK], tl.float32)
+            for head in range(0, GROUP, HEADS):
+                high, low, row_real = query_rows(
+                    q_base, head, tile, tiles, q_strides, seq_len_q, QUERY_TILE, HEAD_DIM, offs_d, GROUP, 1, HEADS, ROWS,
+                    SCORE_ROWS, IS_POOLED, HAS_BOUNDS,
+                )  # fmt: skip
+                score += rows_score(
+                    high, low, row_real, GROUP - head, u, w, weight, scale, level_ptr, offset, node, real, span, blocks,
+                    seq_len_kv, offs_d, is_inner, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS, HAS_BOUNDS, CHILDREN,
+                )  # fmt: skip
+        tl.store(score_ptr + place, score, mask=place < slots)
 
 
 @triton.jit
@@ -153,13 +131,18 @@ def _walk(
         )
         if SUMMED:
             row, _ = score_row(0, tile, QUERY_TILE, seq_len_q, 1)
-            high, low = _summed_query(
+            high, low = summed_query(
                 q_base, tile if IS_POOLED else row, q_strides, scale, offs_d, HEAD_DIM, GROUP, HAS_BOUNDS
             )
             # of shape [16, BLOCK_D]
-            high, low = _split(high, 16, nodes_ptr.dtype.element_ty), _split(low, 16, nodes_ptr.dtype.element_ty)
-        elif GROUP <= HEADS:
-            # of shape [HEADS·ROWS, BLOCK_D]
+            high, low = (
+                split_terms(high, 16, nodes_ptr.dtype.element_ty),
+                split_terms(low, 16, nodes_ptr.dtype.element_ty),
+            )
+            # They have no mask.
+            row_real = slot < 0
+        else:
+            # of shape [HEADS·ROWS, BLOCK_D]; where a group has more heads, those are loaded again for every chunk
             high, low, row_real = query_rows(
                 q_base, 0, tile, tiles, q_strides, seq_len_q, QUERY_TILE, HEAD_DIM, offs_d, GROUP, 1, HEADS, ROWS,
                 SCORE_ROWS, IS_POOLED, HAS_BOUNDS,
@@ -190,34 +173,11 @@ def _walk(
                     keep = tl.maximum(leaf_width - forced, 0)
             chosen = allowed
             if tl.sum(allowed.to(tl.int32)) > keep:
-                for start in range(0, slots, CHUNK):
-                    place = start + tl.arange(0, CHUNK)
-                    here, real = candidates(list_ptr, place, slots, listed, lo, hi, BRANCHING)
-                    # of shape [CHUNK, BLOCK_D]
-                    at = level_ptr + (offset + here).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
-                    u, w = load_nodes(at, real[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-                    weight = log_keys(here, span, seq_len_kv, BLOCK_SIZE)
-                    if SUMMED:
-                        score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * weight
-                    elif GROUP <= HEADS:
-                        score = _rows_score(
-                            high, low, row_real, GROUP, u, w, weight, scale, level_ptr, offset, here, real, span, blocks,
-                            seq_len_kv, offs_d, step < levels - 1, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS, HAS_BOUNDS,
-                            CHILDREN,
-                        )  # fmt: skip
-                    else:
-                        score = tl.zeros([CHUNK], tl.float32)
-                        for head in range(0, GROUP, HEADS):
-                            high, low, row_real = query_rows(
-                                q_base, head, tile, tiles, q_strides, seq_len_q, QUERY_TILE, HEAD_DIM, offs_d, GROUP, 1,
-                                HEADS, ROWS, SCORE_ROWS, IS_POOLED, HAS_BOUNDS,
-                            )  # fmt: skip
-                            score += _rows_score(
-                                high, low, row_real, GROUP - head, u, w, weight, scale, level_ptr, offset, here, real, span,
-                                blocks, seq_len_kv, offs_d, step < levels - 1, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS,
-                                HAS_BOUNDS, CHILDREN,
-                            )  # fmt: skip
-                    tl.store(score_ptr + place, score, mask=place < slots)
+                _score_candidates(
+                    q_base, list_ptr, score_ptr, level_ptr, high, low, row_real, q_strides, scale, tile, tiles, seq_len_q,
+                    seq_len_kv, offset, span, blocks, slots, listed, lo, hi, step < levels - 1, offs_d, GROUP, QUERY_TILE,
+                    BLOCK_SIZE, HEAD_DIM, BRANCHING, CHUNK, HEADS, ROWS, SCORE_ROWS, HAS_BOUNDS, IS_POOLED, SUMMED, CHILDREN,
+                )  # fmt: skip
                 tl.debug_barrier()
                 chosen = best(tl.load(score_ptr + slot, mask=slot < slots, other=0.0), allowed, keep)
             kept = tl.sum(chosen.to(tl.int32))
