@@ -1,0 +1,56 @@
+#!/bin/sh
+# One visit to a GPU: tests, sanitizer, tables and the recorded sweep, in the order in which they matter, each log in OUT.
+#
+#     tests/gpu/everything.sh OUT [CAPTURE]
+#
+# In a shell that prepare.sh made ready, or with the package installed. The tests run file by file side by side, and with them
+# a first pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs.
+# OUT/gpu-test.txt is the tests' summary. The sweep writes OUT/prefill, a run folder that the same command resumes. PYTHON:
+# the interpreter, python3 unless set. LIMIT_S: seconds that a part may take, 600 unless set.
+set -u
+if [ $# -lt 1 ]; then
+    echo "usage: $0 OUT [CAPTURE]" >&2
+    exit 2
+fi
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+python=${PYTHON:-python3}
+limit_s=${LIMIT_S:-600}
+mkdir -p "$1"
+out=$(CDPATH='' cd -- "$1" && pwd)
+capture=${2:-}
+began=$(date +%s)
+
+say() {
+    echo "== $(($(date +%s) - began)) s: $1"
+}
+
+timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1 >"$out/compiled.txt" 2>&1 &
+compiling=$!
+testing=
+for file in "$here"/../triton/test_*.py; do
+    name=$(basename "$file" .py)
+    case $name in test_compile | test_interpreter | test_every_kernel) continue ;; esac
+    timeout "$limit_s" "$python" -m pytest -v -m gpu -p no:cacheprovider "$file" >"$out/$name.log" 2>&1 &
+    testing="$testing $!"
+done
+# shellcheck disable=SC2086 - a list of processes
+wait $testing
+for log in "$out"/test_*.log; do
+    echo "$(basename "$log" .log): $(tail -n 1 "$log")"
+done >"$out/gpu-test.txt"
+cat "$out/gpu-test.txt"
+grep -h "^FAILED\|^ERROR" "$out"/test_*.log
+say "tests"
+PYTHON=$python timeout "$limit_s" "$here/sanitize.sh" >"$out/sanitize.txt" 2>&1
+echo "exit code $?" >>"$out/sanitize.txt"
+tail -n 3 "$out/sanitize.txt"
+say "sanitizer"
+wait $compiling
+timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check 2>&1 | tee "$out/bench_prefill.txt"
+say "benchmark by stage"
+if [ -n "$capture" ]; then
+    timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$capture" 2>&1 | tee "$out/equal_mass.txt"
+    say "equal mass"
+fi
+timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
+say "sweep"
