@@ -35,7 +35,7 @@ def sparse_attention(
     """
     check_call(q, k, v, selection)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    heads = [torch.cat(list(_over_panels(part, _attend)), dim=1) for part in _sets(q, k, v, selection, scale)]
+    heads = [torch.cat(list(_over_panels(part, _attend)), dim=1) for part in attended_sets(q, k, v, selection, scale)]
     return torch.stack([head[:, : q.shape[2]] for head in heads]).view(*q.shape[:3], v.shape[-1]).to(q.dtype)
 
 
@@ -46,7 +46,9 @@ def sparse_log_sum_exp(q: Tensor, k: Tensor, selection: BlockSelection, *, scale
     """
     check_call(q, k, k, selection)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    heads = [torch.cat(list(_over_panels(part, _log_sum_exp)), dim=1) for part in _sets(q, k, k, selection, scale)]
+    heads = [
+        torch.cat(list(_over_panels(part, _log_sum_exp)), dim=1) for part in attended_sets(q, k, k, selection, scale)
+    ]
     return torch.stack([head[:, : q.shape[2]] for head in heads]).view(q.shape[:3])
 
 
@@ -67,9 +69,15 @@ def check_call(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> No
 
 
 @dataclass(frozen=True)
-class _Set:
-    """One set of blocks and what it attends with: q [g, M, D], keys [n, C, D], values [n, C, Dv], indices [T, S]."""
+class AttendedSet:
+    """One set of blocks and what it attends with: q [g, M, D], keys [n, C, D], values [n, C, Dv], indices [T, S].
 
+    batch, heads and kv_head say where in the call's tensors these lie.
+    """
+
+    batch: int
+    heads: slice
+    kv_head: int
     q: Tensor
     keys: Tensor
     values: Tensor
@@ -78,7 +86,8 @@ class _Set:
     scale: float
 
 
-def _sets(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float) -> Iterator[_Set]:
+def attended_sets(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: float) -> Iterator[AttendedSet]:
+    """The sets of blocks one by one, each with the heads that share it."""
     wide = torch.promote_types(q.dtype, torch.float32)
     batch, sets = selection.indices.shape[:2]
     tail = -k.shape[2] % selection.block_size
@@ -89,10 +98,12 @@ def _sets(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, scale: flo
             torch.nn.functional.pad(x[b, kv_head].to(wide), (0, 0, 0, tail)).unflatten(0, (-1, selection.block_size))
             for x in (k, v)
         )
-        yield _Set(q[b, heads], keys, values, selection.indices[b, s].long(), selection, scale)
+        yield AttendedSet(
+            b, heads, kv_head, q[b, heads], keys, values, selection.indices[b, s].long(), selection, scale
+        )
 
 
-def _over_panels(part: _Set, compute: Callable[[_Set, Panels], Tensor]) -> Iterator[Tensor]:
+def _over_panels(part: AttendedSet, compute: Callable[[AttendedSet, Panels], Tensor]) -> Iterator[Tensor]:
     """`compute` on every chunk of panels; recomputed in a backward pass, so that no chunk's logits outlive it."""
     columns = max(1, part.indices.shape[1]) * part.selection.block_size
     dims = part.keys.shape[-1] + part.values.shape[-1]
@@ -101,7 +112,7 @@ def _over_panels(part: _Set, compute: Callable[[_Set, Panels], Tensor]) -> Itera
         yield checkpoint(compute, part, panels, use_reentrant=False) if tracked else compute(part, panels)
 
 
-def _panel(part: _Set, panels: Panels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def panel_of(part: AttendedSet, panels: Panels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A chunk's queries [P, g, rows, D], union of blocks [P, U], and what its rows see.
 
     The bias [P, rows, U·C] is 0 for a key that a row sees and -inf for another; rows that see none are blind, [P, rows].
@@ -121,9 +132,9 @@ def _panel(part: _Set, panels: Panels) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return queries, union, bias.flatten(1, 2), blind.flatten(1)
 
 
-def _attend(part: _Set, panels: Panels) -> Tensor:
+def _attend(part: AttendedSet, panels: Panels) -> Tensor:
     """Output of a chunk in query order, [g, rows, Dv]: dense attention over the gathered blocks, under their mask."""
-    queries, union, bias, blind = _panel(part, panels)
+    queries, union, bias, blind = panel_of(part, panels)
     heads = (-1, queries.shape[1], -1, -1)
     keys, values = (gather(x, union).flatten(1, 2)[:, None].expand(heads) for x in (part.keys, part.values))
     with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
@@ -133,8 +144,9 @@ def _attend(part: _Set, panels: Panels) -> Tensor:
     return output.masked_fill(blind[:, None, :, None], 0).transpose(0, 1).flatten(1, 2)
 
 
-def _log_sum_exp(part: _Set, panels: Panels) -> Tensor:
+def _log_sum_exp(part: AttendedSet, panels: Panels) -> Tensor:
     """Log-sum-exp of a chunk in query order, [g, rows]."""
-    queries, union, bias, _ = _panel(part, panels)
-    logits = queries @ gather(part.keys, union).flatten(1, 2)[:, None].mT * part.scale
-    return (logits + bias[:, None]).logsumexp(-1).transpose(0, 1).flatten(1)
+    queries, union, bias, _ = panel_of(part, panels)
+    # Heads side by side: a product that broadcasts the keys over them would copy the keys for each.
+    logits = queries.flatten(1, 2) @ gather(part.keys, union).flatten(1, 2).mT * part.scale
+    return (logits.unflatten(1, queries.shape[1:3]) + bias[:, None]).logsumexp(-1).transpose(0, 1).flatten(1)

@@ -6,6 +6,7 @@ error with the reason; only "auto" falls back, and the row says so. Triton is im
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Literal
 
@@ -15,7 +16,8 @@ from torch import Tensor
 from pyramidbench import oracle
 from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk, walk_cost
-from pyramidbench.kernels.attention import check_call, sparse_attention
+from pyramidbench.kernels.attention import check_call
+from pyramidbench.kernels.attention_grad import attention
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import WalkRules, route_reference
 from pyramidbench.problem import Problem
@@ -83,46 +85,43 @@ def workspace_bytes(
     """Bytes held besides inputs and output, by the kernels that run."""
     if route_backend == "reference":
         return walk_cost.walk_workspace(problem, tiling, rules)
-    from pyramidbench.kernels import attention_by_key, route_memory
+    from pyramidbench.kernels import attention_bwd, attention_by_key, route_memory
 
     rows = problem.group * tiling.query_tile
     by_key = attend_backend == "triton" and attention_by_key.pays_by_key(
         rows, problem.batch * problem.kv_heads * tiling.tiles, problem.head_dim, problem.head_dim_v, problem.itemsize
     )
     attend = attention_by_key.PARTIAL_BYTES + attention_by_key.TABLE_BYTES if by_key else 0
+    if problem.needs_gradients and attend_backend == "triton":
+        attend = max(attend, attention_bwd.PIECE_BYTES + attention_bwd.TABLE_BYTES)
     return max(route_memory.route_bytes(problem, tiling, rules), float(attend))
 
 
 def _no_triton(device: str) -> str | None:
     if device != "cuda":
         return f"the Triton kernels need a CUDA device, and the tensors are on {device}"
-    if find_spec("triton") is None:
-        return "the package triton is not installed"
-    return None
+    return None if _has_triton() else "the package triton is not installed"
+
+
+def _finds_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+# A compiler cannot trace the search, and need not.
+_has_triton: Callable[[], bool] = torch.compiler.assume_constant_result(_finds_triton)
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection, problem: Problem, implementation: Implementation
 ) -> Tensor:
-    """Exact attention over the listed blocks, [B, H, M, Dv]: `kernels.attention.sparse_attention` on either backend.
-
-    The Triton kernels have no backward: where an input requires a gradient, "auto" takes the torch twin.
+    """Exact attention over the listed blocks, [B, H, M, Dv]: `kernels.attention_grad.attention` on the backend that runs.
 
     Raises:
-        ValueError: tensors or a selection that do not fit together, or gradients asked of "triton".
+        ValueError: tensors or a selection that do not fit together, or "triton" asked for what its kernels cannot do.
     """
-    if chosen(implementation, attention_gap(problem, selection.block_size) or _gradient_gap(q, k, v)) == "reference":
-        return sparse_attention(q, k, v, selection, scale=problem.scale)
-    from pyramidbench.kernels import attention_fwd
-
     check_call(q, k, v, selection)
-    return attention_fwd.attend(q, k, v, selection, problem.scale)[0]
-
-
-def _gradient_gap(*tensors: Tensor) -> str | None:
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return "the Triton attention has no backward yet, and an input requires a gradient"
-    return None
+    backend = chosen(implementation, attention_gap(problem, selection.block_size))
+    return attention(q, k, v, selection, problem.scale, backend)
 
 
 def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyramid:

@@ -102,7 +102,8 @@ class Dense(Method):
         listed = tiling.visible_pairs() / (128 * 128)
         workspace = 0.0
         if self.chosen(problem) == "math":
-            workspace = 3.0 * 4 * problem.batch * problem.heads * problem.seq_len_q * problem.seq_len_kv
+            matrices = 6.0 if problem.needs_gradients else 3.0
+            workspace = matrices * 4 * problem.batch * problem.heads * problem.seq_len_q * problem.seq_len_kv
         return Cost((attention_cost(problem, tiling.visible_pairs(), listed, 128),), workspace)
 
 
@@ -154,6 +155,8 @@ def fa3_gap() -> str | None:
 
 def fa3_limit(problem: Problem) -> str | None:
     """Why FlashAttention-3 cannot do a problem, or None."""
+    if problem.needs_gradients:
+        return f"FlashAttention-3 is here a forward pass only, and the pass is {problem.direction}; use dense:cudnn"
     if problem.device != "cuda":
         return "FlashAttention-3 needs a CUDA device; on a CPU use flash or math"
     if problem.dtype not in ("float16", "bfloat16"):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from pyramidbench.kernels.attention import sparse_attention
-from pyramidbench.method import Method
+from pyramidbench.choosing import Chooser
+from pyramidbench.kernels import backends
 from pyramidbench.problem import Problem
-from pyramidbench.registry import create
 from pyramidbench.selection import BlockSelection
 from pyramidbench.store import Run
 from pyramidbench.suite import Suite, choose_suite
@@ -62,10 +61,11 @@ def pyramid_attention(
     """Attention of each query to the `top_k` key blocks that the pyramid walk chooses for its tile: [B, H, M, Dv].
 
     q: [B, H, M, D]; k: [B, G, N, D]; v: [B, G, N, Dv], with H a multiple of G; any stride with a contiguous last
-    dimension. Returns q's dtype; differentiable in q, k and v, with the chosen blocks as constants (the Triton
-    kernels have no backward yet: with gradients the attention runs in torch). Query i sits at position i + N - M, so the
-    last query sees all keys. A query without a key gets 0. `scale` multiplies the logits
-    (default 1/√D). docs/selection.md defines every other parameter and the presets "default", "paper", "fast", "fastest".
+    dimension. Returns q's dtype. Differentiable in q, k and v on either implementation, with the chosen blocks as constants;
+    there is no second derivative. torch.autocast casts the tensors as for scaled_dot_product_attention; torch.compile sees
+    two operators. Query i sits at position i + N - M, so the last query sees all keys. A query without a key gets 0 and
+    passes no gradient. `scale` multiplies the logits (default 1/√D). docs/selection.md defines every other parameter and the
+    presets "default", "paper", "fast", "fastest".
 
     Raises:
         ValueError: tensors that do not fit together, or a parameter outside its range; the message says what is accepted.
@@ -80,10 +80,37 @@ def pyramid_attention(
         "tile_reduce": tile_reduce, "score_rows": score_rows, "implementation": implementation,
     }  # fmt: skip
     set_here = {name: value for name, value in given.items() if value is not PRESET}
-    method = create(f"pyramid:{preset}", set_here)
+    chooses = Chooser.of(f"pyramid:{preset}", set_here)
+    q, k, v = _as_autocast(q, k, v)
     problem = Problem.of(q, k, v, causal=causal, scale=scale)
-    _demand(method, problem)
-    return method(q, k, v, problem)
+    selection = chooses.select(q, k, problem)
+    assert selection is not None
+    return backends.attend(q, k, v, selection, problem, chooses.implementation)
+
+
+def sparse_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    selection: BlockSelection,
+    *,
+    scale: float | None = None,
+    implementation: Literal["auto", "triton", "reference"] = "auto",
+) -> Tensor:
+    """Attention of each query to the keys of its tile's selected blocks: [B, H, M, Dv] in q's dtype.
+
+    q: [B, H, M, D]; k: [B, G, N, D]; v: [B, G, N, Dv]; the selection's heads are G, or H when each query head has its
+    own set. Differentiable in q, k and v, with the blocks as constants; there is no second derivative. A query without a key
+    gets 0 and passes no gradient. scale multiplies the logits (default 1/√D). Sums run in fp32 (fp64 for fp64 inputs);
+    under torch.autocast the tensors are cast as for scaled_dot_product_attention.
+
+    Raises:
+        ValueError: tensors that do not fit together, a selection made for other lengths or heads, or an `implementation`
+            that cannot run here.
+    """
+    q, k, v = _as_autocast(q, k, v)
+    problem = Problem.of(q, k, v, causal=selection.causal, scale=scale)
+    return backends.attend(q, k, v, selection, problem, implementation)
 
 
 def select_blocks(
@@ -104,10 +131,9 @@ def select_blocks(
         ValueError: an unknown method or parameter, a value outside its range, tensors that do not fit together, or a
             method that attends to everything and so selects nothing.
     """
-    made = create(method, parameters)
-    problem = Problem.of(q, k, causal=causal, scale=scale)
-    _demand(made, problem)
-    selection = made.select(q, k, problem)
+    chooses = Chooser.of(method, parameters)
+    q, k = _as_autocast(q, k)
+    selection = chooses.select(q, k, Problem.of(q, k, causal=causal, scale=scale))
     if selection is None:
         raise ValueError(f"method '{method}' attends to all keys: it has no selection; accepted: a block method.")
     return selection
@@ -131,6 +157,7 @@ def sweep(
     batch: str | None = None,
     dtype: str | None = None,
     layers: str | None = None,
+    pass_: str | None = None,
     causal: bool = True,
     seed: int = 0,
     timed: bool = True,
@@ -143,9 +170,9 @@ def sweep(
     """Measure methods against each other and return the run, whose `.frame` is one row per cell.
 
     Give a suite (a name, the path of a TOML file, or a Suite; then `input` is the capture that it asks for), or axes as
-    on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`, `keep="5%"`. A call with the same
-    arguments goes on where an interrupted one stopped. Cells run in a child process, which imports your script: call this
-    under `if __name__ == "__main__":`.
+    on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`, `keep="5%"`, `pass_="train"`. A
+    call with the same arguments goes on where an interrupted one stopped. Cells run in a child process, which imports
+    your script: call this under `if __name__ == "__main__":`.
 
     Raises:
         UserError: an argument that is not accepted, or a folder that cannot be used; nothing measured is lost.
@@ -153,15 +180,18 @@ def sweep(
     axes: dict[str, Any] = {
         "seq": seq, "seq_kv": seq_kv, "method": method, "top_k": top_k, "sparsity": sparsity, "keep": keep,
         "levels": levels, "block_size": block_size, "query_tile": query_tile, "heads": heads, "head_dim": head_dim,
-        "batch": batch, "dtype": dtype, "layers": layers,
+        "batch": batch, "dtype": dtype, "layers": layers, "pass_": pass_,
     }  # fmt: skip
     chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=timed)
     capture = None if suite is None else input
-    made = make_plan(chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
-    return run_plan(made, out=None if out is None else Path(out), fresh=fresh)
+    plan = make_plan(chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
+    return run_plan(plan, out=None if out is None else Path(out), fresh=fresh)
 
 
-def _demand(method: Method, problem: Problem) -> None:
-    reason = method.unavailable() or method.unsupported(problem)
-    if reason is not None:
-        raise ValueError(f"method '{method.name}' with {dataclasses.asdict(method)} cannot do this: {reason}")
+def _as_autocast(*tensors: Tensor) -> list[Tensor]:
+    """The tensors as torch.autocast hands them to scaled_dot_product_attention: fp32 and lower to its dtype."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors]

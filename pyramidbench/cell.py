@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from pyramidbench.method import Method
-from pyramidbench.problem import Problem
+from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create
 
 
@@ -34,7 +34,7 @@ class Cell(BaseModel):
     head_dim_v: int = 64
     dtype: str = "float32"
     causal: bool = True
-    direction: str = "forward"
+    direction: Pass = "forward"
     input: str = "topics"
     layer: int | None = None
     seed: int = 0
@@ -71,7 +71,7 @@ class Cell(BaseModel):
             causal=self.causal,
             scale=self.head_dim**-0.5,
             device=device,
-            direction="forward",
+            direction=self.direction,
         )
 
     def all_parameters(self) -> str:

@@ -64,7 +64,7 @@ def sweep(
     suite: SuiteName = None, seq: Seq = None, method: Methods = None, input: Input = None, top_k: TopK = None,
     sparsity: Sparsity = None, keep: Keep = None, levels: Levels = None, block_size: BlockSize = None,
     query_tile: QueryTile = None, heads: Heads = None, head_dim: HeadDim = None, batch: Batch = None,
-    dtype: DType = None, seq_kv: SeqQ = None, layers: Layers = None, pass_: Pass = "forward", causal: Causal = True,
+    dtype: DType = None, seq_kv: SeqQ = None, layers: Layers = None, pass_: Pass = None, causal: Causal = True,
     seed: Seed = 0, device: DeviceName = "auto", out: Out = None, fresh: Fresh = False, dry_run: DryRun = False,
     timing: Timing = "2s", cell_budget: CellBudget = "120s", json: AsJson = False,
 ) -> None:  # fmt: skip
@@ -74,9 +74,9 @@ def sweep(
     axes = {
         "seq": seq, "method": method, "top_k": top_k, "sparsity": sparsity, "keep": keep, "levels": levels,
         "block_size": block_size, "query_tile": query_tile, "heads": heads, "head_dim": head_dim, "batch": batch,
-        "dtype": dtype, "seq_kv": seq_kv, "layers": layers,
+        "dtype": dtype, "seq_kv": seq_kv, "layers": layers, "pass_": pass_,
     }  # fmt: skip
-    chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=True, pass_=pass_)
+    chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=True)
     run = _measured(chosen, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json)
     if run is None:
         return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ from pyramidbench.stages import listening
 from pyramidbench.stats import median_interval
 
 Call = Callable[[], object]
+Output = TypeVar("Output")
 ENOUGH_SAMPLES = 30
 ENOUGH_SECONDS = 0.1
 FEWEST_SAMPLES = 3
@@ -137,15 +138,25 @@ class StageTimer:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def stage_times(select: Call, attend: Call, device: torch.device, repeats: int) -> dict[str, float]:
-    """Median seconds of the stages inside `select`, of "select" as a whole, and of "attend"."""
+def stage_times(
+    select: Call,
+    attend: Callable[[], Output],
+    device: torch.device,
+    repeats: int,
+    backward: Callable[[Output], object] | None = None,
+) -> dict[str, float]:
+    """Median seconds of the stages inside `select`, of "select" as a whole, of "attend", and of "backward" from its result
+    where one is given."""
     calls = []
     for _ in range(repeats):
         timer = StageTimer(device)
         with listening(timer), timer("select"):
             select()
         with timer("attend"):
-            attend()
+            output = attend()
+        if backward is not None:
+            with timer("backward"):
+                backward(output)
         calls.append(timer.seconds)
     return {name: median(call.get(name, 0.0) for call in calls) for name in calls[0]}
 

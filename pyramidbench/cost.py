@@ -10,7 +10,7 @@ from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
 from pyramidbench.tiling import Tiling
 
-STAGES = ("build", "route", "index", "attend")
+STAGES = ("build", "route", "index", "attend", "backward")
 
 
 @dataclass(frozen=True)

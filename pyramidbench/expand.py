@@ -30,13 +30,14 @@ def grid_cells(grid: Grid, describe: DescribeInput, capture: str | None) -> Iter
         if name == CAPTURE and capture is None:
             raise UserError("input 'capture' stands for a file, and none was named; give --input FILE.safetensors.")
         source = capture if name == CAPTURE and capture is not None else name
-        for sizes, (seq, seq_kv), dtype in product(_sizes(grid, source, describe(source)), grid.lengths(), grid.dtype):
+        sizes_of = _sizes(grid, source, describe(source))
+        for sizes, (seq, seq_kv), dtype, direction in product(sizes_of, grid.lengths(), grid.dtype, grid.direction):
             tensors = {**sizes, "seq_len": seq, "seq_len_kv": seq_kv, "dtype": dtype, "causal": grid.causal}
             for spec in grid.methods:
                 cell = Cell(
                     method=spec.method,
                     input=source,
-                    direction=grid.direction,
+                    direction=direction,
                     seed=grid.seed,
                     timed=grid.timed,
                     **tensors,

@@ -28,7 +28,7 @@ HeadDim = Annotated[Text, Option(help="dimension of a head", rich_help_panel="Ax
 Batch = Annotated[Text, Option(help="sequences in a call", rich_help_panel="Axes")]
 DType = Annotated[Text, Option(help="float32, bfloat16 or float16", rich_help_panel="Axes")]
 Layers = Annotated[Text, Option(help="layers of a capture; all without it", rich_help_panel="Axes")]
-Pass = Annotated[str, Option("--pass", help="forward", rich_help_panel="Axes")]
+Pass = Annotated[Text, Option("--pass", help="forward, backward, or train (both in one call)", rich_help_panel="Axes")]
 Causal = Annotated[bool, Option("--causal/--no-causal", help="whether queries see later keys", rich_help_panel="Axes")]
 Seed = Annotated[int, Option(min=0, help="seed of the inputs", rich_help_panel="Axes")]
 DeviceName = Annotated[str, Option("--device", help="auto, cpu or cuda")]

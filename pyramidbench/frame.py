@@ -25,7 +25,7 @@ KEYS = ["method", "kind", "backend", *PROBLEM, *BUDGET, "parameters"]
 """Columns that two cells must share before they may be averaged: all but layer and seed."""
 SETTING = [*(column for column in PROBLEM if column not in ("seq_len", "seq_len_kv")), "layers"]
 MEANS = [
-    "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "attend_s", "tokens_per_s",
+    "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "attend_s", "backward_s", "tokens_per_s",
     "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept", "mass_kept_p5",
     "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
 ]  # fmt: skip
@@ -37,7 +37,7 @@ Row = dict[Any, Any]
 
 @dataclass(frozen=True)
 class Setting:
-    """Rows that may stand in one table or figure: one device, input, set of layers, head shape, dtype and block size."""
+    """Rows that may stand in one table or figure: one device, pass, input, set of layers, head shape, dtype, block size."""
 
     text: str
     rows: pd.DataFrame

@@ -97,16 +97,12 @@ def check_causal(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Probl
     Raises:
         GateFailure: a choice or an output of an earlier query moved.
     """
-    offset = problem.seq_len_kv - problem.seq_len_q
-    seeing = min(problem.seq_len_q, problem.seq_len_kv)
-    first = max(0, offset) + min(seeing * 3 // 5 + 1, seeing - 1)
-    rows = first - offset
-    if method.kind == "bound" and isinstance(method, BlockMethod):
-        rows -= rows % method.query_tile
-    if not problem.causal or rows <= 0 or first >= problem.seq_len_kv:
+    hidden = first_hidden(method, problem)
+    if hidden is None:
         return
+    first, rows = hidden
     generator = torch.Generator(device=k.device).manual_seed(1)
-    garbage = [_with_garbage(tensor, first, generator) for tensor in (k, v)]
+    garbage = [with_garbage(tensor, first, generator) for tensor in (k, v)]
     selection = method.select(q, garbage[0], problem)
     if selection is not None and passed.selection is not None:
         tiles = -(-rows // selection.query_tile)
@@ -120,7 +116,19 @@ def check_causal(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Probl
         raise GateFailure(f"look-ahead: keys from position {first} on change the output of query {query}")
 
 
-def _with_garbage(tensor: Tensor, first: int, generator: torch.Generator) -> Tensor:
+def first_hidden(method: Method, problem: Problem) -> tuple[int, int] | None:
+    """The key from which on garbage may stand, and how many queries must not notice; None where nothing is ahead."""
+    offset = problem.seq_len_kv - problem.seq_len_q
+    seeing = min(problem.seq_len_q, problem.seq_len_kv)
+    first = max(0, offset) + min(seeing * 3 // 5 + 1, seeing - 1)
+    rows = first - offset
+    if method.kind == "bound" and isinstance(method, BlockMethod):
+        rows -= rows % method.query_tile
+    return (first, rows) if problem.causal and rows > 0 and first < problem.seq_len_kv else None
+
+
+def with_garbage(tensor: Tensor, first: int, generator: torch.Generator) -> Tensor:
+    """A copy with large noise from position `first` on."""
     copy = tensor.clone()
     noise = torch.randn(copy[:, :, first:].shape, generator=generator, device=tensor.device)
     copy[:, :, first:] = (POISON * noise).to(copy.dtype)
@@ -137,7 +145,7 @@ def _errors(
     method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem, selection: BlockSelection | None, output: Tensor
 ) -> tuple[float, float]:
     """Largest error on sampled tiles, and the allowance: twice (a plain computation's error + eps · largest value)."""
-    tiling = method.tiling(problem) if isinstance(method, BlockMethod) else _row_tiling(problem)
+    tiling = gate_tiling(method, problem)
     tiles = sample_tiles(tiling, problem.batch * problem.heads, GATE_ELEMENTS, q.device, fewest=4)
     truth = exact_rows(q, k, v, tiling, problem.scale, tiles, selection, torch.float64).output
     plain = exact_rows(q, k, v, tiling, problem.scale, tiles, selection, q.dtype).output
@@ -155,5 +163,8 @@ def tile_rows(output: Tensor, tiling: Tiling, tiles: Tensor) -> Tensor:
     return output[:, :, row.clamp(max=tiling.seq_len_q - 1)]
 
 
-def _row_tiling(problem: Problem) -> Tiling:
+def gate_tiling(method: Method, problem: Problem) -> Tiling:
+    """Tiles that the gate samples: those of the method, or 64 rows where it has none."""
+    if isinstance(method, BlockMethod):
+        return method.tiling(problem)
     return Tiling(problem.seq_len_q, problem.seq_len_kv, 64, 64, problem.causal)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import product
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_serializer, model_validator
 
@@ -22,7 +22,7 @@ from pyramidbench.budget import Budget
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.inputs import synthetic_names
 from pyramidbench.method import BlockMethod
-from pyramidbench.problem import DTYPES
+from pyramidbench.problem import DTYPES, PASSES, Pass
 from pyramidbench.registry import create, parameter_names, split_spec
 
 SYNTHETIC = synthetic_names()
@@ -72,12 +72,8 @@ def _names(accepted: tuple[str, ...], file_ending: str | None = None) -> Callabl
     return parse
 
 
-def _direction(value: object, name: str) -> object:
-    if value != "forward":
-        raise UserError(
-            f"{name.replace('direction', 'pass')} '{value}': only the forward pass is measured; accepted: forward."
-        )
-    return value
+def _passes(value: object, name: str) -> tuple[str, ...]:
+    return _names(PASSES)(value, name.replace("direction", "pass"))
 
 
 Axis = Annotated[tuple[int, ...], _parsed(parse_axis)]
@@ -141,7 +137,7 @@ class Grid(BaseModel):
     batch: Axis = (1,)
     dtype: Annotated[tuple[str, ...], _parsed(_names(tuple(DTYPES)))] = ("float32",)
     causal: bool = True
-    direction: Annotated[Literal["forward"], _parsed(_direction)] = Field(default="forward", alias="pass")
+    direction: Annotated[tuple[Pass, ...], _parsed(_passes)] = Field(default=("forward",), alias="pass")
     block_size: Axis | None = None
     query_tile: Axis | None = None
     levels: Annotated[tuple[Levels, ...] | None, _parsed(parse_levels)] = None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyramidbench.cost import Cost, PlannedBlocks, planned_blocks
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
+from pyramidbench.selection import BlockSelection, frozen
 from pyramidbench.tiling import Tiling
 
 Kind = Literal["dense", "selection", "bound"]
@@ -58,8 +58,10 @@ class Method:
         raise NotImplementedError
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-        """The whole call, end to end: choose, then attend."""
-        return self.attend(q, k, v, self.select(q, k, problem), problem)
+        """The whole call, end to end: choose, then attend. The choice is a constant to gradients."""
+        with frozen(q.device):
+            selection = self.select(q, k, problem)
+        return self.attend(q, k, v, selection, problem)
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,9 @@ def exact_rows(
             mine = slice(g * group, (g + 1) * group)
             keys = k[b, g].to(wide)
             values = None if v is None else v[b, g].to(wide)
-            for part in _chunks(tiling, tiles, group):
-                allowed = None if selection is None else _allowed(selection, b, mine, heads, tiles[part])
-                rows = _Rows(tiling, tiles[part])
+            for part in row_chunks(tiling, tiles, group):
+                allowed = None if selection is None else allowed_blocks(selection, b, mine, heads, tiles[part])
+                rows = TileRows(tiling, tiles[part])
                 weights = rows.weights(q[b, mine].to(wide) * scale, keys, allowed)
                 mass[b, mine, part] = rows.block_means(weights)
                 if values is not None and output is not None:
@@ -164,7 +164,7 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return queries * keys.repeat_interleave(q.shape[1] // k.shape[1], dim=1) * abs(scale)
 
 
-class _Rows:
+class TileRows:
     """The query rows of some tiles: [T, query_tile], ragged ones marked unreal."""
 
     def __init__(self, tiling: Tiling, tiles: Tensor) -> None:
@@ -209,13 +209,14 @@ class _Rows:
         return per_row.sum(2) / self.real.sum(-1)[None, :, None]
 
 
-def _chunks(tiling: Tiling, tiles: Tensor, group: int) -> Iterator[slice]:
+def row_chunks(tiling: Tiling, tiles: Tensor, group: int) -> Iterator[slice]:
+    """Parts of some tiles whose logits of one key/value head stay within CHUNK_ELEMENTS."""
     step = max(1, CHUNK_ELEMENTS // max(1, group * tiling.query_tile * tiling.seq_len_kv))
     for start in range(0, len(tiles), step):
         yield slice(start, start + step)
 
 
-def _allowed(selection: BlockSelection, b: int, mine: slice, heads: int, tiles: Tensor) -> Tensor:
+def allowed_blocks(selection: BlockSelection, b: int, mine: slice, heads: int, tiles: Tensor) -> Tensor:
     """Blocks that each head may use on these tiles: bool [g or 1, T, blocks]."""
     sets = selection.indices.shape[1]
     first, last = mine.start * sets // heads, max(mine.start * sets // heads + 1, mine.stop * sets // heads)

@@ -15,6 +15,7 @@ from pyramidbench.cost import Cost
 from pyramidbench.expand import DescribeInput
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
+from pyramidbench.passes import pass_cost
 from pyramidbench.record import MEASURED, Record
 from pyramidbench.units import gibibytes
 
@@ -35,6 +36,8 @@ CHECKED_CALLS = {True: 2, False: 1}
 """Calls that the gate makes, by whether the cell is timed: only a timed one is checked for look-ahead."""
 TIMED_CALLS = 3
 """Further calls of a timed cell outside the clock: its stages (more often where calls are short), memory, the gate again."""
+GRADIENT_CALLS = 5
+"""Calls that the gate makes besides, where the pass has gradients."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES
 """Calls under the clock at least: one to learn how long it takes, and the samples."""
 
@@ -102,7 +105,7 @@ class Estimator:
 
     def call_seconds(self, cell: Cell) -> float:
         """Seconds of one call of the cell's method."""
-        ratio = self.ratios.get(cell.method, self.all_ratios)
+        ratio = self.ratios.get(_learnt_as(cell), self.all_ratios)
         return self._raw_call(cell) * math.exp(ratio.mean)
 
     def observe(self, cell: Cell, record: Record, took_s: float | None = None) -> None:
@@ -111,7 +114,7 @@ class Estimator:
             return
         if record.latency_s:
             ratio = math.log(record.latency_s / self._raw_call(cell))
-            self.ratios.setdefault(cell.method, Observed(0.0)).add(ratio)
+            self.ratios.setdefault(_learnt_as(cell), Observed(0.0)).add(ratio)
             self.all_ratios.add(ratio)
         if took_s is not None:
             call = record.latency_s or self.call_seconds(cell)
@@ -120,7 +123,7 @@ class Estimator:
     def cost(self, cell: Cell) -> Cost:
         """The cost of the cell's method, counted once: at token level and long lengths it takes a while."""
         if cell.identity not in self.costs:
-            self.costs[cell.identity] = cell.make_method().cost(cell.problem(self.device_kind))
+            self.costs[cell.identity] = pass_cost(cell.make_method(), cell.problem(self.device_kind))
         return self.costs[cell.identity]
 
     def total(self, cells: Iterable[Cell]) -> float:
@@ -130,7 +133,7 @@ class Estimator:
     def _calls_s(self, cell: Cell, call_s: float) -> float:
         if not cell.timed:
             return CHECKED_CALLS[False] * call_s
-        return (CHECKED_CALLS[True] + TIMED_CALLS) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
+        return _unclocked_calls(cell) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
@@ -167,18 +170,29 @@ def judge(
     if reason is not None:
         return PlannedCell(cell, "unsupported", reason, None, None)
     seconds, needed = estimator.predict(cell), problem.io_bytes + estimator.cost(cell).workspace_bytes
+    needed += problem.output_bytes * problem.needs_gradients
     if needed > memory_bytes:
         reason = (
             f"predicted {gibibytes(needed)} of memory exceeds the {gibibytes(memory_bytes)} that are free; "
             "use a shorter --seq, or fewer --heads or --batch"
         )
     elif seconds > budget_s:
-        calls = CHECKED_CALLS[cell.timed] + (TIMED_CALLS + CLOCK_CALLS if cell.timed else 0)
+        calls = _unclocked_calls(cell) + CLOCK_CALLS if cell.timed else CHECKED_CALLS[False]
         reason = (
             f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
             "raise --cell-budget"
         )
     return PlannedCell(cell, "skipped" if reason else "run", reason, seconds, needed)
+
+
+def _unclocked_calls(cell: Cell) -> int:
+    """Calls of a timed cell that the clock does not see."""
+    return CHECKED_CALLS[True] + TIMED_CALLS + GRADIENT_CALLS * (cell.direction != "forward")
+
+
+def _learnt_as(cell: Cell) -> str:
+    """Under which name an observed time is remembered: a method's passes differ in how fast they are."""
+    return cell.method if cell.direction == "forward" else f"{cell.method} {cell.direction}"
 
 
 def _input_limit(cell: Cell, held: InputDescription | None) -> str | None:

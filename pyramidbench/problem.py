@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-Pass = Literal["forward"]
+Pass = Literal["forward", "backward", "train"]
+PASSES: tuple[Pass, ...] = get_args(Pass)
+"""What a call does: the output; the gradients of q, k and v alone; or both."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of one attention call; lengths in tokens, `scale` multiplies the logits (softmax scale)."""
+    """Sizes of one attention call; lengths in tokens, `scale` multiplies the logits (softmax scale).
+
+    `direction` is the pass that is measured: "forward", "backward" (the gradients alone) or "train" (both).
+    """
 
     batch: int
     heads: int
@@ -45,6 +50,16 @@ class Problem:
         queries = self.batch * self.heads * self.seq_len_q * (self.head_dim + self.head_dim_v)
         keys = self.batch * self.kv_heads * self.seq_len_kv * (self.head_dim + self.head_dim_v)
         return self.itemsize * (queries + keys)
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether the pass computes gradients of q, k and v."""
+        return self.direction != "forward"
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the output, and so of the gradient that comes back to it."""
+        return self.itemsize * self.batch * self.heads * self.seq_len_q * self.head_dim_v
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor | None = None, *, causal: bool, scale: float | None) -> Problem:

@@ -57,8 +57,8 @@ class SweepProgress:
         if not self.console.is_terminal:
             took = f"{duration(record.latency_s)} a call" if record.latency_s else record.status
             reason = f": {record.reason}" if record.reason else ""
-            length = tokens(record.seq_len_kv)
-            self._say(f"[{self.done}/{self.total}] {record.method} at {length}, {took}{reason}")
+            where = tokens(record.seq_len_kv) + _pass(record.direction)
+            self._say(f"[{self.done}/{self.total}] {record.method} at {where}, {took}{reason}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -66,4 +66,8 @@ class SweepProgress:
 
 def _name(cell: Cell) -> str:
     layer = "" if cell.layer is None else f", layer {cell.layer}"
-    return f"{cell.method} at {tokens(cell.seq_len_kv)}{layer}"
+    return f"{cell.method} at {tokens(cell.seq_len_kv)}{_pass(cell.direction)}{layer}"
+
+
+def _pass(direction: str | None) -> str:
+    return "" if direction in (None, "forward") else f" {direction}"

@@ -39,7 +39,9 @@ class Record(BaseModel):
     head_dim: int | None = _column("dimension of a query or key")
     dtype: str | None = _column("element type of q, k and v")
     causal: bool | None = _column("whether a query sees only keys at or before its position")
-    direction: str | None = Field(default=None, alias="pass", description="forward, backward or decode")
+    direction: str | None = Field(
+        default=None, alias="pass", description="forward, backward (the gradients alone), or train (both)"
+    )
     input: str | None = _column("what fed the cell: a synthetic input's name, or a capture's model and text")
     layer: int | None = _column("layer of a captured model that the tensors come from")
     seq_len: int | None = _column("queries, tokens")
@@ -51,7 +53,9 @@ class Record(BaseModel):
     budget: str | None = _column("the budget as it was asked for, e.g. top_k=8, sparsity=0.9, keep=5%")
     parameters: str | None = _column("all parameters of the method, as JSON")
     seed: int | None = _column("seed of the inputs and of sampling")
-    latency_s: float | None = _column("median time of a whole call: selection, index building and attention")
+    latency_s: float | None = _column(
+        "median time of a whole call: selection, index building and attention; of pass backward, the gradients alone"
+    )
     latency_low_s: float | None = _column("lower end of the bootstrap 95 % interval of the median")
     latency_high_s: float | None = _column("upper end of that interval")
     samples: int | None = _column("timed calls")
@@ -61,6 +65,7 @@ class Record(BaseModel):
     route_s: float | None = _column("scoring and choosing blocks, median")
     index_s: float | None = _column("turning the choice into the lists that the attention reads, median")
     attend_s: float | None = _column("attention over the chosen blocks, median")
+    backward_s: float | None = _column("gradients of q, k and v, median; null in a forward pass")
     dense_method: str | None = _column(
         "fastest valid dense method of the same run and problem, the reference of speedup"
     )
@@ -73,8 +78,10 @@ class Record(BaseModel):
     )
     density: float | None = _column("attended pairs ÷ pairs that dense attention computes; dense is 1")
     selected_blocks: float | None = _column("blocks listed per query tile, forced ones included, mean")
-    peak_memory_bytes: int | None = _column("peak memory above the inputs during a call")
-    expected_memory_bytes: int | None = _column("the same by formula: output and workspace")
+    peak_memory_bytes: int | None = _column(
+        "peak memory above the inputs during a call; forward and backward where the pass has gradients"
+    )
+    expected_memory_bytes: int | None = _column("the same by formula: output and workspace, and what gradients need")
     recall: float | None = _column(
         "share of the exact Top-K blocks that was chosen; forced blocks and trivial queries left out"
     )
@@ -102,7 +109,9 @@ class Record(BaseModel):
         "mean recall of each set of blocks (key/value heads, or query heads)"
     )
     mass_kept_by_head: list[float | None] | None = _column("mean mass_kept of each set of blocks")
-    gate_error: float | None = _column("output error against fp32 under the method's own mask, ÷ what the gate allows")
+    gate_error: float | None = _column(
+        "largest error against fp64 under the method's own mask, of the output or a gradient, ÷ what the gate allows"
+    )
 
 
 def columns() -> list[str]:

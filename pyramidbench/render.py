@@ -15,7 +15,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.registry import create, method_class, preset_names
-from pyramidbench.tables import FAILURES, RESULTS, Column, failures, groups
+from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
@@ -58,7 +58,7 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
     for note in caveats(summary):
         _line(console, f"! {note}", "yellow")
     if lost := failures(summary):
-        _show_columns(console, "Cells without a number", FAILURES, [lost])
+        _show_columns(console, "Cells without a number", failure_columns(summary), [lost])
 
 
 def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> None:
@@ -80,11 +80,13 @@ def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> Non
 def show_plan(console: Console, planned: Iterable[Planned]) -> None:
     """Print what a sweep would do: every cell with its verdict, its estimate, or the reason why it does not run."""
     cells = list(planned)
+    several = {plan.cell.direction for plan in cells} != {"forward"}
     rows = [
         [
             plan.cell.method,
             ", ".join(f"{name}={value}" for name, value in plan.cell.parameters.items()),
             tokens(plan.cell.seq_len_kv),
+            plan.cell.direction if several else "",
             str(plan.cell.layer) if plan.cell.layer is not None else MISSING,
             plan.cell.input,
             plan.verdict,
@@ -94,7 +96,7 @@ def show_plan(console: Console, planned: Iterable[Planned]) -> None:
         ]
         for plan in cells
     ]
-    names = ["method", "parameters", "N", "layer", "input", "verdict", "time", "MiB", "reason"]
+    names = ["method", "parameters", "N", "pass", "layer", "input", "verdict", "time", "MiB", "reason"]
     show_table(console, "Plan", rows, names)
     running = [plan for plan in cells if plan.verdict == "run"]
     total = sum(plan.seconds or 0.0 for plan in running)

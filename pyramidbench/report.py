@@ -19,7 +19,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.figures import Figure, NoFigure, figures
 from pyramidbench.frame import Row, measured, settings, summarise, with_speedups
 from pyramidbench.palette import DARK
-from pyramidbench.tables import FAILURES, MASS_RATIO, RESULTS, Column, failures, groups
+from pyramidbench.tables import MASS_RATIO, RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import is_missing, one_line, significant
 from pyramidbench.verdict import Verdict, verdict
 
@@ -117,6 +117,7 @@ def _page(
         loader=jinja2.PackageLoader("pyramidbench"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    lost_columns = failure_columns(summary)
     return environment.get_template("report.html.j2").render(
         name=name,
         verdict=judged,
@@ -124,8 +125,8 @@ def _page(
         left_out=[figure for figure in drawn if isinstance(figure, NoFigure)],
         columns=COLUMNS,
         tables=[(setting.text, [_cells(group.rows) for group in groups(setting)]) for setting in settings(summary)],
-        failure_columns=FAILURES,
-        failures=[[one_line(column.write(row)) for column in FAILURES] for row in failures(summary)],
+        failure_columns=lost_columns,
+        failures=[[one_line(column.write(row)) for column in lost_columns] for row in failures(summary)],
         facts=facts,
         colours=[(css_variable(light)[4:-1], light, dark) for light, dark in DARK.items()],
     )
@@ -158,9 +159,10 @@ def _markdown(summary: pd.DataFrame, pictures: list[Figure], judged: Verdict, fa
         if table:
             lines += ["", f"## {_escaped(setting.text)}", "", *_markdown_table(RESULTS, table)]
     lines += [line for figure in pictures for line in ("", f"![{_escaped(figure.title)}]({figure.name}.png)")]
-    lost = [[column.write(row) for column in FAILURES] for row in failures(summary)]
+    columns = failure_columns(summary)
+    lost = [[column.write(row) for column in columns] for row in failures(summary)]
     if lost:
-        lines += ["", "## Cells without a number", "", *_markdown_table(FAILURES, lost)]
+        lines += ["", "## Cells without a number", "", *_markdown_table(columns, lost)]
     lines += ["", "## How it was measured", ""]
     lines += [
         f"- {_escaped(fact)}: {_code(text) if fact == 'command' else _escaped(text)}" for fact, text in facts.items()
@@ -188,9 +190,11 @@ def _code(text: str) -> str:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """One row per cell, whole numbers as such and lists as JSON, missing values empty."""
+    """One row per cell, whole numbers as such and lists as JSON, missing values empty; `backward_s` only where some row has
+    it."""
     lists = ["recall_by_head", "mass_kept_by_head"]
     written = frame.drop(columns=lists).convert_dtypes()
     for name in lists:
         written[name] = [None if is_missing(value) else json.dumps(list(value)) for value in frame[name]]
-    return str(written[list(frame.columns)].to_csv(index=False))
+    kept = [name for name in frame.columns if name != "backward_s" or frame[name].notna().any()]
+    return str(written[kept].to_csv(index=False))

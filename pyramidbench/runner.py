@@ -14,24 +14,23 @@ from torch import Tensor
 
 from pyramidbench import inputs
 from pyramidbench.cell import Cell
-from pyramidbench.clock import clock_for, sample, stage_times
-from pyramidbench.cost import attention_cost
+from pyramidbench.clock import Call
 from pyramidbench.errors import UserError
-from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form
+from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form, gate_tiling
+from pyramidbench.gate_gradients import check_gradients, check_gradients_causal
 from pyramidbench.memory import peak_above_inputs
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.oracle import ExactRows, TileMass, exact_rows, sample_tiles, widened
+from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
 from pyramidbench.quality import Quality, measure_quality
+from pyramidbench.rates import rates, work
 from pyramidbench.record import Record, Status
 from pyramidbench.registry import mass_source
-from pyramidbench.selection import BlockSelection
-from pyramidbench.stats import median_interval
 from pyramidbench.tiling import Tiling
+from pyramidbench.timing import measure_time
 
 FEW_SAMPLES = 20
-STAGE_REPEATS = 3
-LONG_CALL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -154,22 +153,37 @@ def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> 
     called = check_call(method, q, k, v, problem) if cell.timed else check_form(method, q, k, v, problem)
     columns = describe(cell, settings) | {
         "backend": method.backend(problem),
-        **_work(method, problem, called.selection),
+        **work(method, problem, called.selection),
         **asdict(_quality(cell, method, called, loaded, settings)),
         "quality_source": inputs.quality_source(cell.input),
     }
     if not isinstance(called, Passed):
         return Record(status="ok", **columns)
     check_causal(method, q, k, v, problem, called)
+    training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
     columns |= {
-        "gate_error": called.error / called.allowed if called.allowed else 0.0,
+        "gate_error": max(_share(called.error, called.allowed), _check_training(training, called)),
         "first_call_s": called.seconds,
-        **_timing(cell, method, called, loaded, settings),
+        **_timing(cell, method, called, loaded, settings, training),
     }
-    columns["peak_memory_bytes"] = peak_above_inputs(lambda: method(q, k, v, problem), q.device)
-    columns |= _rates(method, problem, called.selection, columns["latency_s"])
+    whole: Call = (lambda: method(q, k, v, problem)) if training is None else training.train
+    columns["peak_memory_bytes"] = peak_above_inputs(whole, q.device)
+    columns |= rates(method, problem, called.selection, columns["latency_s"])
     _check_again(method, q, k, v, problem)
     return Record(status="low_n" if columns["samples"] < FEW_SAMPLES else "ok", **columns)
+
+
+def _check_training(training: Training | None, called: Passed) -> float:
+    """The gate of the gradients, where the pass has them: the largest error ÷ what is allowed."""
+    if training is None:
+        return 0.0
+    errors = check_gradients(training, called)
+    check_gradients_causal(training, called, errors)
+    return max(_share(apart.error, apart.allowed) for apart in errors.values())
+
+
+def _share(error: float, allowed: float) -> float:
+    return error / allowed if allowed else 0.0
 
 
 def _quality(cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings) -> Quality:
@@ -177,78 +191,21 @@ def _quality(cell: Cell, method: Method, called: Called, loaded: Loaded, setting
     if cell.input == "normal":
         return Quality()
     problem = loaded.problem
-    tiling = (
-        method.tiling(problem)
-        if isinstance(method, BlockMethod)
-        else Tiling(problem.seq_len_q, problem.seq_len_kv, 64, 64, problem.causal)
-    )
+    tiling = gate_tiling(method, problem)
     tiles, exact, wide = loaded.exact_rows(tiling, settings.quality_elements)
     return measure_quality(called.output, called.selection, method, problem, tiling, exact, tiles, wide)
 
 
-def _timing(cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings) -> dict[str, Any]:
-    q, k, v, problem = loaded.q, loaded.k, loaded.v, loaded.problem
-    clock = clock_for(q.device)
-    with torch.no_grad():
-        samples = sample(lambda: method(q, k, v, problem), clock, settings.timing_s)
-        stages = stage_times(
-            lambda: method.select(q, k, problem),
-            lambda: method.attend(q, k, v, called.selection, problem),
-            q.device,
-            STAGE_REPEATS if max(samples) < LONG_CALL_S else 1,
-        )
+def _timing(
+    cell: Cell, method: Method, called: Called, loaded: Loaded, settings: Settings, training: Training | None
+) -> dict[str, Any]:
+    """The columns of time; the raw samples go to samples/."""
+    tensors = (loaded.q, loaded.k, loaded.v)
+    samples, columns = measure_time(method, tensors, loaded.problem, called.selection, training, settings.timing_s)
     folder = settings.folder / "samples"
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{cell.identity}.npy", np.asarray(samples))
-    interval = median_interval(samples)
-    build, route = stages.get("build"), stages.get("route")
-    index = stages["select"] - (build or 0.0) - (route or 0.0)
-    return {
-        "latency_s": interval.median,
-        "latency_low_s": interval.low,
-        "latency_high_s": interval.high,
-        "samples": len(samples),
-        "clock": clock.name,
-        "build_s": build,
-        "route_s": route,
-        "index_s": max(0.0, index) if called.selection is not None else None,
-        "attend_s": stages["attend"],
-    }
-
-
-def _work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
-    cost = method.cost(problem)
-    expected = problem.itemsize * problem.batch * problem.heads * problem.seq_len_q * problem.head_dim_v
-    columns: dict[str, Any] = {"density": 1.0, "expected_memory_bytes": int(expected + cost.workspace_bytes)}
-    if selection is not None:
-        columns |= {"density": selection.density(), "selected_blocks": float(selection.counts.double().mean())}
     return columns
-
-
-def _rates(method: Method, problem: Problem, selection: BlockSelection | None, seconds: float) -> dict[str, Any]:
-    """Rates by useful, executed and dense-equivalent work; docs/measuring.md defines the three."""
-    cost = method.cost(problem)
-    tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, 1, 1, problem.causal)
-    dense = attention_cost(problem, tiling.visible_pairs(), 0, 1).flops
-    chosen = cost.flops - cost.stage("attend").flops
-    useful, executed = dense, _executed_dense(problem)
-    if selection is not None:
-        group = problem.heads // selection.indices.shape[1]
-        useful = 2.0 * (problem.head_dim + problem.head_dim_v) * group * float(selection.pairs().sum())
-        listed = float(selection.counts.sum()) * selection.block_size * selection.query_tile
-        executed = 2.0 * (problem.head_dim + problem.head_dim_v) * group * listed
-    return {
-        "tokens_per_s": problem.batch * problem.seq_len_q / seconds,
-        "useful_flops_per_s": (useful + chosen) / seconds,
-        "executed_flops_per_s": (executed + chosen) / seconds,
-        "dense_equivalent_flops_per_s": dense / seconds,
-    }
-
-
-def _executed_dense(problem: Problem) -> float:
-    """Operations of a dense kernel that skips 128 × 128 tiles above the diagonal and computes the others whole."""
-    coarse = Tiling(-(-problem.seq_len_q // 128), -(-problem.seq_len_kv // 128), 1, 1, problem.causal)
-    return attention_cost(problem, coarse.visible_pairs() * 128.0 * 128.0, 0, 1).flops
 
 
 def _check_again(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> None:
@@ -257,7 +214,9 @@ def _check_again(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Probl
     fresh = [
         torch.randn(t.shape, generator=generator, device=t.device, dtype=torch.float32).to(t.dtype) for t in (q, k, v)
     ]
-    check_call(method, fresh[0], fresh[1], fresh[2], problem)
+    passed = check_call(method, fresh[0], fresh[1], fresh[2], problem)
+    if problem.needs_gradients:
+        check_gradients(Training.of(method, fresh[0], fresh[1], fresh[2], problem), passed)
 
 
 def _write_log(cell: Cell, settings: Settings, text: str) -> None:

@@ -6,7 +6,8 @@ when a GQA group shares its set, the query heads when each has its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -190,3 +191,10 @@ def top_n_indices(scores: Tensor, keep: Tensor) -> Tensor:
         part = top_indices(scores[..., rows, :], count)
         best[..., rows, : part.shape[-1]] = part
     return best
+
+
+@contextmanager
+def frozen(device: torch.device) -> Iterator[None]:
+    """What is computed inside is a constant to gradients, in its own dtypes: autocast does not reach it."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield

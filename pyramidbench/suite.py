@@ -93,7 +93,7 @@ def suite_from_flags(
     head_dim: str | None = None,
     batch: str | None = None,
     dtype: str | None = None,
-    pass_: str = "forward",
+    pass_: str | None = None,
     method: Sequence[str] = (),
     input: Sequence[str] = (),
     layers: str | None = None,
@@ -148,7 +148,6 @@ def choose_suite(
     causal: bool,
     seed: int,
     timed: bool,
-    pass_: str = "forward",
 ) -> Suite:
     """The suite that was named or given, or one of `axes` (keywords of `suite_from_flags`, None where not given).
 
@@ -160,10 +159,10 @@ def choose_suite(
         if "seq" not in given:
             raise UserError("no suite and no lengths; give a suite (`pyramidbench list suites`), or --seq 4k..64k.")
         inputs = [] if input is None else [input]
-        return suite_from_flags(**given, input=inputs, causal=causal, seed=seed, timed=timed, pass_=pass_)
+        return suite_from_flags(**given, input=inputs, causal=causal, seed=seed, timed=timed)
     chosen = load_suite(suite) if isinstance(suite, str) else suite
     if given:
-        flags = ", ".join(f"--{key.replace('_', '-')}" for key in given)
+        flags = ", ".join(f"--{key.strip('_').replace('_', '-')}" for key in given)
         raise UserError(f"suite '{chosen.name}' has its own axes; leave out {flags}, or leave out the suite.")
     return chosen
 

@@ -26,7 +26,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        return self.key in ("label", "status", "reason")
+        return self.key in ("label", "status", "reason", "pass")
 
 
 def _plain(key: str, write: Callable[[float | None], str]) -> Callable[[Row], str]:
@@ -84,6 +84,13 @@ FAILURES = (
     Column("cells", "cells", "cells that ended so", _plain("cells", integer), 1),
     Column("reason", "reason", "why", lambda row: str(row["reason"]) if row["reason"] else "no reason was recorded"),
 )  # fmt: skip
+PASS = Column("pass", "pass", "forward, backward (the gradients alone), or train (both)", lambda row: str(row["pass"]))
+
+
+def failure_columns(summary: pd.DataFrame) -> tuple[Column, ...]:
+    """FAILURES, with the pass of each row where a run has more than one: other tables hold a single one."""
+    several = summary["pass"].nunique() > 1
+    return (FAILURES[0], PASS, *FAILURES[1:]) if several else FAILURES
 
 
 @dataclass(frozen=True)

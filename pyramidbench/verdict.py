@@ -69,7 +69,7 @@ def _by_speed(timed: pd.DataFrame, setting: Setting) -> tuple[str, str]:
     keeps = f"{percent(best['mass_ratio'])} of the attention mass that exact Top-K keeps"
     reference = f"{best['dense_method']} ({dense['backend']}, {milliseconds(dense['latency_s'])} ms)"
     pace = f"{ratio(best['speedup'])} the speed of {reference}"
-    where = f"At {tokens(best['seq_len_kv'])} tokens on {best['device']}"
+    where = _where(best)
     if not len(good):
         nearest = f"{_name(best)}, keeps {percent(best['mass_ratio'])}, at {pace}"
         first = f"{where} no selection keeps {GOOD:.0%} of what exact Top-K keeps: the nearest, {nearest}."
@@ -93,7 +93,7 @@ def _by_speed_alone(rows: pd.DataFrame) -> tuple[str, str]:
     """Speed where nothing was judged for quality: the fastest selection and the fastest pyramid, at the longest length."""
     here = rows[rows["seq_len_kv"] == fullest_length(rows)].sort_values("speedup", ascending=False)
     best = here.iloc[0]
-    where = f"At {tokens(best['seq_len_kv'])} tokens on {best['device']}"
+    where = _where(best)
     first = (
         f"{where}, {_name(best)} is the fastest selection: {ratio(best['speedup'])} the speed of {best['dense_method']}"
     )
@@ -101,6 +101,12 @@ def _by_speed_alone(rows: pd.DataFrame) -> tuple[str, str]:
     if len(own) and own.index[0] != here.index[0]:
         first += f"; of the pyramids, {_name(own.iloc[0])}: {ratio(own.iloc[0]['speedup'])}"
     return f"{first}.", "Quality was not measured in this run, so it does not say what they miss."
+
+
+def _where(row: pd.Series) -> str:
+    """Length and device, and the pass where it is not the forward."""
+    kind = {"backward": ", gradients alone", "train": ", forward and backward"}.get(row["pass"], "")
+    return f"At {tokens(row['seq_len_kv'])} tokens on {row['device']}{kind}"
 
 
 def _from_where(best: pd.Series, timed: pd.DataFrame) -> str:

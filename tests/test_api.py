@@ -110,10 +110,10 @@ def test_a_keyword_reaches_the_parameter_of_its_name(
         given.append(parameters)
         return create(spec, parameters)
 
-    monkeypatch.setattr("pyramidbench.api.create", remember)
+    monkeypatch.setattr("pyramidbench.choosing.create", remember)
     q, k, v = tensors(queries=64, dtype=torch.float32)
     pyramid_attention(q, k, v, **{name: CHANGED[name]})
-    assert given == [{"top_k": 16, "block_size": 64, name: CHANGED[name]}]
+    assert given[0] == {"top_k": 16, "block_size": 64, name: CHANGED[name]}
 
 
 def test_gradients_flow_to_all_three(tensors: Tensors) -> None:

@@ -144,6 +144,7 @@ def test_one_suite_and_one_input_are_shown(command: Command) -> None:
         (["sweep", "smok"], ["unknown suite 'smok'", "Did you mean 'smoke'"]),
         (["sweep", "gone.toml"], ["gone.toml", "cannot be read"]),
         (["sweep", "smoke", "--top-k", "4"], ["suite 'smoke' has its own axes", "--top-k"]),
+        (["sweep", "smoke", "--pass", "train"], ["suite 'smoke' has its own axes", "leave out --pass,"]),
         (["sweep", "smoke", "--input", "x.safetensors"], ["asks for no capture", "x.safetensors"]),
         (["sweep", "demo"], ["--input FILE.safetensors"]),
         (["sweep", "--seq", "64", "--method", "pyramyd"], ["unknown method 'pyramyd'", "Did you mean 'pyramid'"]),
@@ -205,6 +206,10 @@ def test_a_dry_run_plans_and_writes_nothing(command: Command, tmp_path: Path, mo
     outcome = command("sweep", *TINY, "--dry-run", "--input", "normal,topics", "--out", "run")
     assert outcome.code == 0
     assert "8 of 8 cells run" in outcome.out
+    assert "  pass  " not in outcome.out
+    passes = command("sweep", *TINY, "--dry-run", "--pass", "train,backward", "--out", "run")
+    assert "8 of 8 cells run" in passes.out
+    assert {"train", "backward"} <= set(passes.out.split())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -233,6 +238,17 @@ def test_a_sweep_shows_its_table_and_says_where_run_and_report_lie(command: Comm
     refused(command("report", "run"), "'run' is damaged")
     refused(command("sweep", *TINY, "--out", "run"), "'run' is damaged")
     assert len((tmp_path / "run" / "cells.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_training_pass_is_measured_beside_dense(command: Command) -> None:
+    outcome = command("sweep", *TINY, "--pass", "train", "--out", "run")
+    assert outcome.code == 0, outcome.err
+    assert "[4/4] flat at 128 train, " in outcome.out
+    assert ", causal, train, blocks of 16" in outcome.out
+    frame = load_run(Path("run")).frame
+    assert set(frame["pass"]) == {"train"}
+    assert (frame["backward_s"] < frame["latency_s"]).any()
+    assert frame["speedup"].notna().all()
 
 
 def test_json_is_for_scripts_and_progress_goes_elsewhere(command: Command) -> None:

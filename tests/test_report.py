@@ -129,7 +129,7 @@ def test_a_missing_number_sorts_as_missing_and_never_shows_as_zero(page: Page) -
 
 def test_the_csv_has_a_row_per_cell_and_its_speedup(report: Path, shown_run: pd.DataFrame) -> None:
     table = pd.read_csv(report / "results.csv")
-    assert list(table.columns) == columns()
+    assert list(table.columns) == [name for name in columns() if name != "backward_s"]
     assert len(table) == len(shown_run)
     assert table["top_k"].dropna().tolist() == shown_run["top_k"].dropna().tolist()
     assert ",8,2,64," in (report / "results.csv").read_text()

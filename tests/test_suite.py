@@ -201,6 +201,26 @@ def test_a_capture_that_is_missing_or_unasked_or_lacks_a_layer_is_an_error(descr
         one_grid(input="capture").cells(capture="none.safetensors")
 
 
+def test_passes_are_an_axis_and_each_has_cells_of_its_own() -> None:
+    cells = one_grid(methods=["flat", "dense"], **{"pass": ["train", "forward"]}).cells()
+    assert [(cell.direction, cell.method) for cell in cells] == [
+        ("train", "dense"), ("train", "flat"), ("forward", "dense"), ("forward", "flat"),
+    ]  # fmt: skip
+    assert len({cell.group for cell in cells}) == 2
+    assert [cell.problem("cpu").direction for cell in cells] == ["train", "train", "forward", "forward"]
+    assert suite_from_flags(seq="1k", method=["flat,dense"], pass_="train,forward").cells() == cells
+    assert {cell.direction for cell in one_grid().cells()} == {"forward"}
+
+
+def test_training_measures_both_passes_at_tile_and_token_level() -> None:
+    cells = load_suite("training").cells()
+    assert {(cell.direction, cell.seq_len) for cell in cells if cell.heads == cell.kv_heads} == {
+        (direction, length) for direction in ("train", "backward") for length in (1 << 14, 1 << 16, 1 << 18)
+    }
+    assert {cell.parameters["query_tile"] for cell in cells if "query_tile" in cell.parameters} == {1, 128}
+    assert {cell.method for cell in cells} >= {"dense:cudnn", "dense:flash", "pyramid:fastest", "pyramid:fast"}
+
+
 def test_queries_and_keys_are_paired() -> None:
     lengths = [(cell.seq_len, cell.seq_len_kv) for cell in one_grid(seq="1k,2k", seq_kv="4k,8k").cells()]
     assert lengths == [(1024, 4096), (2048, 8192)]
@@ -236,7 +256,7 @@ def test_a_suite_reads_back_from_what_it_writes() -> None:
         ('seq = 1\nmethods = ["flat"]\nlevels = "ful"', "levels 'ful': not a known word"),
         ('seq = 1\nmethods = ["flat"]\nheads = "9:2"', "heads '9:2': 9 query heads cannot be shared evenly by 2"),
         ('seq = 1\nmethods = ["flat"]\ndtype = "bf16"', "unknown dtype 'bf16'. Did you mean 'bfloat16'?"),
-        ('seq = 1\nmethods = ["flat"]\npass = "backward"', "pass 'backward': only the forward pass is measured"),
+        ('seq = 1\nmethods = ["flat"]\npass = "backwards"', "unknown pass 'backwards'. Did you mean 'backward'?"),
         ('seq = 1\nmethods = ["flat"]\ninput = "topic"', "unknown input 'topic'. Did you mean 'topics'?"),
         ('seq = 1\nmethods = ["flat"]\nlayers = 1', "layers: topics has no layers; only a capture has them"),
         ('seq = 1\nmethods = ["flat"]\ninput = "capture"\nheads = 4', "heads: a capture brings its own heads"),
@@ -329,7 +349,7 @@ def test_flags_without_methods_compare_dense_pyramid_and_flat() -> None:
         ({"seq": "1k", "query_tile": "0"}, "--query-tile '0': 0 is below 1"),
         ({"seq": "1k", "top_k": "8", "sparsity": "0.9"}, "--top-k and --sparsity each set the budget"),
         ({"seq": "1k", "head_dim": "x"}, "--head-dim 'x'"),
-        ({"seq": "1k", "pass_": "decode"}, "--pass 'decode': only the forward pass"),
+        ({"seq": "1k", "pass_": "decode"}, "unknown --pass 'decode'. Accepted: backward, forward, train."),
         ({"seq": "1k", "method": ["dense", "falt"]}, "unknown method 'falt'. Did you mean 'flat'?"),
         ({"seq": "1k", "seed": -1}, "--seed = -1"),
     ],

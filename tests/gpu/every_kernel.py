@@ -93,6 +93,17 @@ def attention_hopper(device: str) -> None:
         tests.check(case, half(device), device)
 
 
+def attention_bwd(device: str) -> None:
+    """Blocks of several chunks and of one; rows by pointers, and by the copy engine where there is one."""
+    from pyramidbench.kernels import attention_bwd as module
+
+    tests = load("test_attention_bwd")
+    plan = module.plan
+    with mock.patch.object(module, "plan", lambda *sizes: plan(*sizes, chunk_rows=64)):
+        tests.check(attention_case(tests, query_tile=1, queries=24), half(device), device)
+        tests.check(attention_case(tests, query_tile=64, block_size=64), half(device), device)
+
+
 def mass(device: str) -> None:
     tests = load("test_mass")
     sizes: dict[str, Any] = {"heads": 4, "kv_heads": 2, "queries": 150, "keys": 205, "head_dim": 64, "block_size": 32}
@@ -103,7 +114,7 @@ def mass(device: str) -> None:
 
 GROUPS: dict[str, Callable[[str], None]] = {
     call.__name__: call
-    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, mass)
+    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass)
 }  # fmt: skip
 
 

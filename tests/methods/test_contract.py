@@ -301,6 +301,54 @@ def test_gradients_are_those_of_the_frozen_selection(
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("changed", [5, 48])
+def test_no_gradient_comes_from_the_future(spec: str, tile: int, changed: int, tensors: MakeTensors) -> None:
+    """Later keys and values change no bit of an earlier query's gradient, and get exactly nothing from earlier outputs."""
+    q, k, v = tensors(queries=60, heads=4, kv_heads=2)
+    method = small(spec, tile)
+    problem = problem_of(method, q, k, v)
+    rows = changed // tile * tile if method.kind == "bound" else changed
+    found = []
+    for factor in (1, 1e3):
+        later = torch.ones(60, 1, dtype=q.dtype)
+        later[changed:] = factor
+        leaves = [x.clone().requires_grad_() for x in (q, k * later, v * later)]
+        output = method(*leaves, problem)
+        found.append(torch.autograd.grad(output[:, :, :rows].square().sum(), leaves))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert all(bool((gradient[:, :, changed:] == 0).all()) for gradient in found[0])
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v"])
+def test_one_input_alone_can_require_a_gradient(spec: str, wanted: str, tensors: MakeTensors) -> None:
+    inputs = dict(zip("qkv", tensors(queries=60, heads=4, kv_heads=2), strict=True))
+    method = small(spec, 12)
+    problem = problem_of(method, *inputs.values())
+    every = [x.clone().requires_grad_() for x in inputs.values()]
+    expected = dict(zip("qkv", torch.autograd.grad(method(*every, problem).square().sum(), every), strict=True))
+    leaf = inputs[wanted].requires_grad_()
+    (found,) = torch.autograd.grad(method(*inputs.values(), problem).square().sum(), leaf)
+    torch.testing.assert_close(found, expected[wanted])
+
+
+@pytest.mark.parametrize("budgeted", BUDGETED)
+def test_a_choice_is_a_constant_to_gradients(budgeted: str, tensors: MakeTensors) -> None:
+    """What the choice computes is not kept for the backward, and autocast does not move it."""
+    q, k, v = (x.requires_grad_() for x in tensors(queries=60, heads=4, kv_heads=2, dtype=torch.float32))
+    method = small(budgeted, 12)
+    problem = problem_of(method, q, k, v)
+    kept: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+        output = method(q, k, v, problem)
+    selection = method.select(q.detach(), k.detach(), problem)
+    assert selection is not None
+    lists = selection.indices.numel() + selection.counts.numel()
+    assert sum(kept) == 2 * q.numel() + k.numel() + v.numel() + q[..., 0].numel() + lists
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(method(q, k, v, problem), output)
+
+
 def test_the_same_call_gives_the_same_bits(spec: str, tensors: MakeTensors) -> None:
     q, k, v = tensors(queries=100, heads=4, kv_heads=2, dtype=torch.float32)
     method = small(spec, 12)

@@ -213,6 +213,61 @@ def by_key(name: str, *, dim: int = 128, group: int = 4, dtype: str = "bf16") ->
     return Case(name, lambda: kernel, pointers, constants, tile.num_warps, tile.num_stages, registers=tile.registers)
 
 
+def queries_gradient(
+    name: str, *, dim: int = 128, query_tile: int, block: int = 64, rows: int, dtype: str = "bf16", tma: bool = False
+) -> Case:
+    from pyramidbench.kernels.attention_dq import _attend_dq, dq_tile
+
+    tile = dq_tile(rows, block, dim, dim, 4 if dtype == "fp32" else 2, tma=tma)
+    padded = 1 << (dim - 1).bit_length()
+    blocks = f"tensordesc<{dtype}[1,1,{tile.BLOCK_N},{padded}]>" if tma else "constexpr"
+    constants: dict[str, object] = {} if tma else {"k_blocks": None, "v_blocks": None}
+    constants |= {"QUERY_TILE": query_tile, "BLOCK_SIZE": block, "HEAD_DIM": dim, "HEAD_DIM_V": dim}
+    constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "BLOCK_D": padded, "BLOCK_DV": padded}
+    constants |= {"IS_CAUSAL": True, "USE_TMA": tma}
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr", "d_out_ptr", "dq_ptr"), f"*{dtype}")
+    pointers |= dict.fromkeys(("lse_ptr", "log_sums_ptr", "delta_ptr"), "*fp32")
+    pointers |= {"k_blocks": blocks, "v_blocks": blocks, "scale": "fp32", "scale_log2": "fp32"}
+    return Case(name, lambda: _attend_dq, pointers, constants, tile.num_warps, tile.num_stages, newest_only=tma)
+
+
+def keys_gradient(
+    name: str,
+    *,
+    dim: int = 128,
+    query_tile: int = 128,
+    block: int = 64,
+    group: int = 1,
+    several: bool = False,
+    dtype: str = "bf16",
+    tma: bool = False,
+) -> Case:
+    from pyramidbench.kernels.attention_dkdv import _attend_dkdv, dkdv_tile
+
+    tile = dkdv_tile(group * query_tile, query_tile, block, dim, dim, 4 if dtype == "fp32" else 2, tma=tma)
+    assert tile.tma == tma
+    padded = 1 << (dim - 1).bit_length()
+    box = (max(1, tile.BLOCK_M // query_tile), min(tile.BLOCK_M, query_tile), padded)
+    rows = f"tensordesc<{dtype}[1,{box[0]},{box[1]},{box[2]}]>" if tma else "constexpr"
+    constants: dict[str, object] = {} if tma else {"q_rows": None, "d_out_rows": None}
+    constants |= {"GROUP": group, "QUERY_TILE": query_tile, "BLOCK_SIZE": block, "HEAD_DIM": dim, "HEAD_DIM_V": dim}
+    constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "BLOCK_D": padded, "BLOCK_DV": padded}
+    constants |= {"IS_CAUSAL": True, "SEVERAL": several, "ADDS": several, "USE_TMA": tma}
+    wide = ("log_sums_ptr", "delta_ptr", "dk_pieces_ptr", "dv_pieces_ptr")
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "d_out_ptr"), f"*{dtype}") | dict.fromkeys(wide, "*fp32")
+    pointers |= dict.fromkeys(("dk_ptr", "dv_ptr"), "*fp32" if several else f"*{dtype}")
+    pointers |= {"q_rows": rows, "d_out_rows": rows, "scale": "fp32", "scale_log2": "fp32"}
+    return Case(name, lambda: _attend_dkdv, pointers, constants, tile.num_warps, tile.num_stages, newest_only=tma)
+
+
+def pieces(name: str) -> Case:
+    from pyramidbench.kernels import attention_pieces
+
+    constants = {"BLOCK_SIZE": 64, "HEAD_DIM": 128, "ADDS": False, "ELEMENTS": attention_pieces.PIECE_ELEMENTS}
+    pointers = {"pieces_ptr": "*fp32", "out_ptr": "*bf16"}
+    return Case(name, lambda: attention_pieces._add_pieces, pointers, constants, 4, 3)
+
+
 def transposition(name: str) -> Case:
     from pyramidbench.kernels import transpose
 
@@ -275,6 +330,24 @@ CASES = {
     **{f"{step}-by-key": partial(by_key) for step in ("band", "partial", "combine")},
     **{f"{step}-by-key-head-dim-256": partial(by_key, dim=256, group=1) for step in ("band", "partial", "combine")},
     **{f"{step}-by-key-fp32": partial(by_key, dtype="fp32") for step in ("band", "partial", "combine")},
+    "dq-tile-128": partial(queries_gradient, query_tile=128, rows=128),
+    "dq-tile-128-tma": partial(queries_gradient, query_tile=128, rows=128, tma=True),
+    "dq-tile-64-blocks-of-128-tma": partial(queries_gradient, query_tile=64, rows=64, block=128, tma=True),
+    "dq-token-level": partial(queries_gradient, query_tile=1, rows=16),
+    "dq-head-dim-256": partial(queries_gradient, dim=256, query_tile=128, block=128, rows=128),
+    "dq-head-dim-256-tma": partial(queries_gradient, dim=256, query_tile=128, block=128, rows=128, tma=True),
+    "dq-fp32": partial(queries_gradient, query_tile=64, rows=64, dtype="fp32"),
+    "dq-fp32-head-dim-256": partial(queries_gradient, dim=256, query_tile=64, block=128, rows=64, dtype="fp32"),
+    "dkdv-tile-128": partial(keys_gradient),
+    "dkdv-tile-128-tma": partial(keys_gradient, tma=True),
+    "dkdv-tile-16-group-8-tma": partial(keys_gradient, query_tile=16, group=8, tma=True),
+    "dkdv-token-level": partial(keys_gradient, query_tile=1, group=4),
+    "dkdv-several-lists-added": partial(keys_gradient, query_tile=64, several=True, tma=True),
+    "dkdv-blocks-of-128-tma": partial(keys_gradient, block=128, tma=True),
+    "dkdv-head-dim-256": partial(keys_gradient, dim=256, block=128),
+    "dkdv-fp32": partial(keys_gradient, dtype="fp32"),
+    "dkdv-fp32-head-dim-256": partial(keys_gradient, dim=256, block=128, dtype="fp32"),
+    "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
     "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),
     "sub-block-means": partial(pool, size=64, parts=4, out="*bf16"),

@@ -1,0 +1,47 @@
+"""Work and rates: what a call attends to, the memory that it should need, and operations per second by three definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyramidbench.cost import attention_cost
+from pyramidbench.method import Method
+from pyramidbench.passes import ATTENTION_WORK, pass_cost
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+
+def work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
+    """The columns that say how much a call attends to, and what memory it should need."""
+    expected = problem.output_bytes + pass_cost(method, problem).workspace_bytes
+    columns: dict[str, Any] = {"density": 1.0, "expected_memory_bytes": int(expected)}
+    if selection is not None:
+        columns |= {"density": selection.density(), "selected_blocks": float(selection.counts.double().mean())}
+    return columns
+
+
+def rates(method: Method, problem: Problem, selection: BlockSelection | None, seconds: float) -> dict[str, Any]:
+    """Rates by useful, executed and dense-equivalent work; docs/measuring.md defines the three."""
+    cost, units = method.cost(problem), ATTENTION_WORK[problem.direction]
+    tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, 1, 1, problem.causal)
+    dense = attention_cost(problem, tiling.visible_pairs(), 0, 1).flops
+    chosen = 0.0 if problem.direction == "backward" else cost.flops - cost.stage("attend").flops
+    useful, executed = dense, _executed_dense(problem)
+    if selection is not None:
+        group = problem.heads // selection.indices.shape[1]
+        useful = 2.0 * (problem.head_dim + problem.head_dim_v) * group * float(selection.pairs().sum())
+        listed = float(selection.counts.sum()) * selection.block_size * selection.query_tile
+        executed = 2.0 * (problem.head_dim + problem.head_dim_v) * group * listed
+    return {
+        "tokens_per_s": problem.batch * problem.seq_len_q / seconds,
+        "useful_flops_per_s": (units * useful + chosen) / seconds,
+        "executed_flops_per_s": (units * executed + chosen) / seconds,
+        "dense_equivalent_flops_per_s": units * dense / seconds,
+    }
+
+
+def _executed_dense(problem: Problem) -> float:
+    """Operations of a dense kernel that skips 128 × 128 tiles above the diagonal and computes the others whole."""
+    coarse = Tiling(-(-problem.seq_len_q // 128), -(-problem.seq_len_kv // 128), 1, 1, problem.causal)
+    return attention_cost(problem, coarse.visible_pairs() * 128.0 * 128.0, 0, 1).flops
