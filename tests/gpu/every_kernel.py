@@ -49,7 +49,7 @@ def pooled(device: str) -> None:
 
 def scored(device: str) -> None:
     """Levels scored whole, then descended; a flat scan."""
-    for rules in (MEAN, {"leaf_score": "summary", "score_rows": 16}, {**MEAN, "levels": 1}):
+    for rules in (MEAN, {**MEAN, "levels": 1}, {"leaf_score": "summary", "score_rows": 16, "levels": 1}):
         route(device, {**WALK, **rules})
 
 
