@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.attention_dkdv import dkdv_tile, run_dkdv
 from pyramidbench.kernels.attention_dq import RowStats, dq_tile, run_dq
-from pyramidbench.kernels.attention_fwd import _has_tile_copies
+from pyramidbench.kernels.attention_fwd import has_tile_copies
 from pyramidbench.kernels.attention_pieces import add_pieces, piece_places, pieces_room
 from pyramidbench.kernels.attention_portable import AttendTile
 from pyramidbench.kernels.transpose import PART, Cut, Transposed, transpose, transposed_room
@@ -110,8 +110,8 @@ def chosen_tiles(
     """Tile sizes of dQ, and of dK and dV."""
     rows = q.shape[1] // selection.indices.shape[1] * selection.query_tile
     dims = (selection.block_size, q.shape[3], v.shape[3], q.element_size())
-    by_lists = dq_tile(rows, *dims, tma=_has_tile_copies(k, v))
-    return by_lists, dkdv_tile(rows, selection.query_tile, *dims, tma=_has_tile_copies(q, d_out))
+    by_lists = dq_tile(rows, *dims, tma=has_tile_copies(k, v))
+    return by_lists, dkdv_tile(rows, selection.query_tile, *dims, tma=has_tile_copies(q, d_out))
 
 
 def attend_backward(

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pyramidbench.kernels.attention_portable import LOG2_E, AttendTile, _complete, _rows
+from pyramidbench.kernels.attention_portable import LOG2_E, AttendTile, complete_prefix, load_rows
 from pyramidbench.selection import BlockSelection
 
 
@@ -87,7 +87,7 @@ def _attend_dq(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
 
     # Steps count the listed keys, whatever their block.
-    complete = _complete(indices_ptr, count, tile, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)
+    complete = complete_prefix(indices_ptr, count, tile, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)
     complete = complete * BLOCK_SIZE // BLOCK_N * BLOCK_N
     for start in range(0, complete, BLOCK_N):
         # k of shape [BLOCK_N, BLOCK_D], v [BLOCK_N, BLOCK_DV]
@@ -98,8 +98,8 @@ def _attend_dq(
         else:
             place = start + offs_n
             key = tl.load(indices_ptr + place // BLOCK_SIZE) * BLOCK_SIZE + place % BLOCK_SIZE
-            k = _rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
-            v = _rows(v_tile, key, v_strides[2], offs_dv, HEAD_DIM_V, BLOCK_DV)
+            k = load_rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
+            v = load_rows(v_tile, key, v_strides[2], offs_dv, HEAD_DIM_V, BLOCK_DV)
         # of shape [BLOCK_M, BLOCK_N]
         weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2 - log_sum[:, None])
         d_scores = weights * (tl.dot(d_out, tl.trans(v), input_precision="ieee") - delta[:, None])

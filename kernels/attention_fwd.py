@@ -34,7 +34,7 @@ def attention_gap(head_dim: int, head_dim_v: int, block_size: int, dtype: str, s
     return None
 
 
-def _has_tile_copies(*tensors: Tensor) -> bool:
+def has_tile_copies(*tensors: Tensor) -> bool:
     """Whether the device's copy engine can read tiles of these [B, G, N, D] tensors (Hopper on; 16-byte alignment)."""
     if tensors[0].device.type != "cuda" or torch.cuda.get_device_capability(tensors[0].device)[0] < 9:
         return False
@@ -62,12 +62,12 @@ def list_tile(q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection) -> Att
     """The kernel that does a call list by list."""
     head_dim, head_dim_v = q.shape[3], v.shape[3]
     rows = q.shape[1] // selection.indices.shape[1] * selection.query_tile
-    if _has_tile_copies(q, k, v) and _has_warp_groups():
+    if has_tile_copies(q, k, v) and _has_warp_groups():
         from pyramidbench.kernels.attention_hopper import hopper_gap, hopper_tile
 
         if hopper_gap(q, v, selection) is None:
             return hopper_tile(rows, selection.block_size, head_dim, head_dim_v)
-    return attend_tile(rows, selection.block_size, head_dim, head_dim_v, q.element_size(), tma=_has_tile_copies(k, v))
+    return attend_tile(rows, selection.block_size, head_dim, head_dim_v, q.element_size(), tma=has_tile_copies(k, v))
 
 
 def attend(

@@ -40,7 +40,7 @@ def _fold(scores, row_max, row_sum, scale_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _rows(tile_ptr, key, stride, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_rows(tile_ptr, key, stride, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
     """Rows `key` of a tile whose pointers hold the columns: [BLOCK_N, BLOCK_D]; only odd head dims need a mask."""
     if HEAD_DIM == BLOCK_D:
         return tl.load(tile_ptr + key[:, None].to(tl.int64) * stride)
@@ -48,7 +48,7 @@ def _rows(tile_ptr, key, stride, offs_d, HEAD_DIM: tl.constexpr, BLOCK_D: tl.con
 
 
 @triton.jit
-def _complete(
+def complete_prefix(
     list_ptr, count, tile, seq_len_q, seq_len_kv,
     QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_CAUSAL: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +119,7 @@ def _attend_fwd(
 
     complete = 0
     if BLOCK_N % BLOCK_SIZE == 0:
-        complete = _complete(indices_ptr, count, tile, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)
+        complete = complete_prefix(indices_ptr, count, tile, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)
     complete = complete // STEP * STEP
     for start in range(0, complete, STEP):
         if USE_TMA:
@@ -130,7 +130,7 @@ def _attend_fwd(
             # of shape [BLOCK_N]
             key = tl.load(indices_ptr + start + offs_n // BLOCK_SIZE) * BLOCK_SIZE + offs_n % BLOCK_SIZE
             # of shape [BLOCK_N, BLOCK_D]
-            k = _rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
+            k = load_rows(k_tile, key, k_strides[2], offs_d, HEAD_DIM, BLOCK_D)
         # of shape [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         weights, row_max, row_sum, rescale = _fold(scores, row_max, row_sum, scale_log2, False)
@@ -138,7 +138,7 @@ def _attend_fwd(
         if USE_TMA:
             v = v_blocks.load([batch.to(tl.int32), kv_head.to(tl.int32), first, 0]).reshape(BLOCK_N, BLOCK_DV)
         else:
-            v = _rows(v_tile, key, v_strides[2], offs_dv, HEAD_DIM_V, BLOCK_DV)
+            v = load_rows(v_tile, key, v_strides[2], offs_dv, HEAD_DIM_V, BLOCK_DV)
         acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
 
     for start in tl.range(complete, count, STEP, num_stages=1):
