@@ -5,7 +5,8 @@
 #
 # In a shell that prepare.sh made ready, or with the package installed. The tests run file by file side by side, and with them
 # a first pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs.
-# OUT/gpu-test.txt is the tests' summary. The sweep writes OUT/prefill, a run folder that the same command resumes. PYTHON:
+# OUT/gpu-test.txt is the tests' summary. The sweeps write OUT/prefill and OUT/training,
+# run folders that the same command resumes. PYTHON:
 # the interpreter, python3 unless set. LIMIT_S: seconds that a part may take, 600 unless set.
 set -u
 if [ $# -lt 1 ]; then
@@ -48,9 +49,13 @@ say "sanitizer"
 wait $compiling
 timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check 2>&1 | tee "$out/bench_prefill.txt"
 say "benchmark by stage"
+timeout "$limit_s" "$python" "$here/bench_backward.py" 2>&1 | tee "$out/bench_backward.txt"
+say "backward"
 if [ -n "$capture" ]; then
     timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$capture" 2>&1 | tee "$out/equal_mass.txt"
     say "equal mass"
 fi
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
-say "sweep"
+say "sweep prefill"
+timeout "$limit_s" "$python" -m pyramidbench sweep training --timing 500ms --out "$out/training"
+say "sweep training"
