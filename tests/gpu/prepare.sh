@@ -6,8 +6,8 @@
 #
 # WHEELS: a folder of .whl files for this machine's Python; those that the machine has anyway (torch, triton) need not be
 # there. TARGET: a folder to install into; it is made. PYTHON: the interpreter, python3 unless set.
-# Printed are the two variables that a shell must export: PYTHONPATH with the wheels and the package in its layout, and
-# PYTHONSAFEPATH, without which Python finds the checkout's own folders first. What is missing is said on stderr.
+# Printed are the two variables that a shell must export: PYTHONPATH with the wheels, the package in its layout and this
+# folder, and PYTHONSAFEPATH, without which Python finds the checkout's own folders first. What is missing is said on stderr.
 set -eu
 
 if [ $# -ne 2 ]; then
@@ -38,7 +38,7 @@ for room in methods kernels suites; do
     ln -s "$root/$room" "$target/layout/pyramidbench/$room"
 done
 
-PYTHONPATH=$target/layout:$target/site${PYTHONPATH:+:$PYTHONPATH}
+PYTHONPATH=$target/layout:$target/site:$root/tests/gpu${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH PYTHONSAFEPATH=1
 "$python" - "$root/pyproject.toml" >&2 <<'CHECK'
 import importlib.metadata

@@ -95,7 +95,7 @@ def test_cut_short(case: Case, table_bytes: int, device: str, monkeypatch: pytes
     plan = attention_bwd.plan
     monkeypatch.setattr(attention_bwd, "TABLE_BYTES", table_bytes)
     monkeypatch.setattr(attention_bwd, "PIECE_BYTES", 2**16)
-    monkeypatch.setattr(attention_bwd, "plan", lambda *sizes: plan(*sizes, chunk_rows=64))
+    monkeypatch.setattr(attention_bwd, "plan", lambda *sizes: plan(*sizes[:4], chunk_rows=64))
     check(case, torch.float32, device, runs=2)
 
 
@@ -135,7 +135,7 @@ def test_gradient_of_a_sum(device: str) -> None:
 
 
 def test_pieces_of_large_calls_stay_bounded() -> None:
-    from pyramidbench.kernels.attention_bwd import PIECE_BYTES, TABLE_BYTES, plan
+    from pyramidbench.kernels.attention_bwd import CHUNK_ROWS, PIECE_BYTES, TABLE_BYTES, plan
     from pyramidbench.kernels.attention_pieces import piece_places
 
     for queries, query_tile, kv_heads, sets in (
@@ -147,7 +147,7 @@ def test_pieces_of_large_calls_stay_bounded() -> None:
         tiling = Tiling(queries, queries, 64, query_tile, True)
         lists = torch.empty(1, sets, tiling.tiles, 67, dtype=torch.int32, device="meta")
         selection = BlockSelection(lists, lists[..., 0], 64, query_tile, queries, queries, True)
-        cuts = plan(selection, kv_heads, query_tile, 256)
+        cuts = plan(selection, kv_heads, query_tile, 256, CHUNK_ROWS)
         table_bytes = cuts.tabled * cuts.cut.parts() * tiling.blocks * 8
         pieces = cuts.windowed * piece_places(cuts.cut.run * 67, cuts.most_pairs)
         assert table_bytes <= TABLE_BYTES

@@ -82,6 +82,9 @@ def test_checkpointed_compiled_and_without_gradients(device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)  # inductor's own import
 @pytest.mark.parametrize("head_reduce", ["sum_prob", "none"])
 def test_the_whole_call_compiled_on_a_gpu(device: str, head_reduce: Literal["sum_prob", "none"]) -> None:
     """fp32 leaves under autocast: one graph for the first length and one for all others, the kernels' own gradients."""
