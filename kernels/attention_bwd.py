@@ -36,8 +36,8 @@ CHUNK_ROWS = 16384
 """Rows that one program of `_attend_dkdv` streams at most. H200, ms for 4k/8k/16k/32k/64k rows: tiles of 128 at 64k keys
 10.0/9.3/9.0/9.7/9.9, at 256k 48.5/47.7/42.7/42.6/41.8; token level at 64k 12.6/11.4/11.2/12.5/16.0."""
 CHUNK_ROWS_FP32 = 512
-"""The same for fp32 inputs, whose rows are added one by one: sums over 16 384 of them were 7 times less exact than the
-twin's on an H200, at a block that every query lists."""
+"""The same for fp32 inputs: sums over 16 384 rows were 7 times less exact than the twin's on an H200, at a block that every
+query lists."""
 
 
 @dataclass(frozen=True)
