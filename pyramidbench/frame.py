@@ -115,7 +115,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
 
     Timed and untimed cells are kept apart, and `layers` names what a mean is over: means over different layers are never
     compared. Quality and time are means; worst heads and sample counts are the weakest, memory the largest; `speedup` and the
-    ends of its interval are geometric means of those of the cells. Rows without numbers are joined where status and reason agree.
+    ends of its interval are geometric means over the cells. Rows without numbers are joined where status and reason agree.
     `label` tells apart rows of one method whose parameters differ beyond the budget, e.g. "pyramid beam=1".
     """
     source = with_speedups(frame).assign(speedup_reason=speedup_reasons(frame))
