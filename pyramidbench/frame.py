@@ -30,7 +30,7 @@ MEANS = [
     "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
 ]  # fmt: skip
 WEAKEST = ["recall_worst_head", "mass_kept_worst_head", "samples", "sampled_tiles"]
-LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes"]
+LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes", "memory_flagged"]
 SPEEDUP = ["speedup", "speedup_low", "speedup_high"]
 TEXTS = ["reason", "budget", "dense_method", "quality_source", "clock", "speedup_reason"]
 Row = dict[Any, Any]

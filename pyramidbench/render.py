@@ -15,6 +15,8 @@ from pyramidbench.cell import Cell
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.registry import create, method_class, preset_names
+from pyramidbench.scaling import scalings
+from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
@@ -49,6 +51,7 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
             cells = int(measured(setting.rows)["cells"].max())
             if cells > 1:
                 _line(console, f"A row is the mean over layers and seeds: up to {cells} cells.")
+            _show_scaling(console, setting)
     if summary.empty:
         _line(console, "This run holds no cell.")
     elif measured(summary).empty:
@@ -59,6 +62,14 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
         _line(console, f"! {note}", "yellow")
     if lost := failures(summary):
         _show_columns(console, "Cells without a number", failure_columns(summary), [lost])
+
+
+def _show_scaling(console: Console, setting: Setting) -> None:
+    """How time grows with the length, where there are several."""
+    rows = scaling_rows(scalings(setting))
+    if rows:
+        show_table(console, "How time grows with the length", rows, HEADERS)
+        _line(console, MEANING, "dim")
 
 
 def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> None:
