@@ -36,6 +36,7 @@ def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, cache
     check_again(method, loaded)
     few = "low_n" if times["samples"] < FEW_SAMPLES else "ok"
     status = "throttled" if timing.sampled.throttled else few
+    columns["reason"] = "; ".join(text for text in (judged.reason, times["reason"]) if text) or None
     return Record(**judged.model_dump(by_alias=True, exclude_none=True) | columns | {"status": status})
 
 
