@@ -8,6 +8,7 @@ from typing import cast
 import typer
 
 from pyramidbench.commands.capture import capture
+from pyramidbench.commands.compare import compare
 from pyramidbench.commands.doctor import doctor
 from pyramidbench.commands.list import list_things
 from pyramidbench.commands.recall import recall
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("sweep")(sweep)
 app.command("recall")(recall)
 app.command("report")(report)
+app.command("compare")(compare)
 app.command("capture")(capture)
 app.command("list")(list_things)
 app.command("doctor")(doctor)

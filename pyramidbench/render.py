@@ -12,6 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pyramidbench.cell import Cell
+from pyramidbench.comparing.comparison import Comparison
+from pyramidbench.comparing.table import columns as compared_columns
+from pyramidbench.comparing.table import sentences
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.registry import create, method_class, preset_names
@@ -88,6 +91,15 @@ def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> Non
     _explain(console, tables[0][1])
 
 
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """Print what differs between two runs or two methods: a row per pair of cells, and what it comes to."""
+    shown = compared_columns(comparison)
+    _show_columns(console, "Comparison, B against A", shown, [comparison.frame.to_dict("records")], "--json")
+    for line in sentences(comparison):
+        _line(console, line)
+    _explain(console, [column for column in shown if column.meaning])
+
+
 def show_plan(console: Console, planned: Iterable[Planned]) -> None:
     """Print what a sweep would do: every cell with its verdict, its estimate, or the reason why it does not run."""
     cells = list(planned)
@@ -138,8 +150,15 @@ def _is_number(text: str) -> bool:
     return not text or text == MISSING or text[0].isdigit()
 
 
-def _show_columns(console: Console, title: str, columns: Sequence[Column], blocks: list[list[Row]]) -> None:
-    """A table of defined columns; where a terminal has no room for all, the least important ones are left out."""
+def _show_columns(
+    console: Console,
+    title: str,
+    columns: Sequence[Column],
+    blocks: list[list[Row]],
+    elsewhere: str = "results.csv and the report",
+) -> None:
+    """A table of defined columns; where a terminal has no room for all, the least important ones are left out, and a line says
+    what has them."""
     shown = list(columns)
     while True:
         texts = [[[column.write(row) for column in shown] for row in rows] for rows in blocks]
@@ -154,7 +173,7 @@ def _show_columns(console: Console, title: str, columns: Sequence[Column], block
         hidden = ", ".join(column.header for column in columns if column not in shown)
         _line(
             console,
-            f"Left out for want of width: {hidden}. A wider terminal, results.csv and the report have them.",
+            f"Left out for want of width: {hidden}. A wider terminal, {elsewhere} have them.",
             "dim",
         )
 
