@@ -11,6 +11,7 @@ from pyramidbench.commands.capture import capture
 from pyramidbench.commands.compare import compare
 from pyramidbench.commands.doctor import doctor
 from pyramidbench.commands.list import list_things
+from pyramidbench.commands.profile import profile
 from pyramidbench.commands.recall import recall
 from pyramidbench.commands.report import report
 from pyramidbench.commands.sweep import sweep
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 app.command("sweep")(sweep)
 app.command("recall")(recall)
+app.command("profile")(profile)
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("capture")(capture)

@@ -16,6 +16,9 @@ from pyramidbench.comparing.comparison import Comparison
 from pyramidbench.comparing.table import columns as compared_columns
 from pyramidbench.comparing.table import sentences
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
+from pyramidbench.profiling.profile import Profile
+from pyramidbench.profiling.table import about, kernel_table, stage_table
+from pyramidbench.profiling.table import sentences as profile_sentences
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.registry import create, method_class, preset_names
 from pyramidbench.scaling import scalings
@@ -98,6 +101,17 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     for line in sentences(comparison):
         _line(console, line)
     _explain(console, [column for column in shown if column.meaning])
+
+
+def show_profile(console: Console, profile: Profile) -> None:
+    """Print a profile: its stages, its kernels, and what the whole call comes to."""
+    _line(console, about(profile), "bold")
+    for shown in (stage_table(profile), kernel_table(profile)):
+        _show_columns(console, shown.title, shown.columns, [shown.rows], "stages.csv and kernels.csv")
+        for note in shown.notes:
+            _line(console, note, "dim")
+    for line in profile_sentences(profile):
+        _line(console, line)
 
 
 def show_plan(console: Console, planned: Iterable[Planned]) -> None:

@@ -29,6 +29,15 @@ class Column:
         return self.key in ("label", "status", "reason", "pass")
 
 
+@dataclass(frozen=True)
+class TextColumn(Column):
+    """A column of words, which stand at the left whatever its key."""
+
+    @property
+    def is_text(self) -> bool:
+        return True
+
+
 def _plain(key: str, write: Callable[[float | None], str]) -> Callable[[Row], str]:
     return lambda row: write(row[key])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,7 @@ from pyramidbench.comparing.thresholds import Threshold
 from pyramidbench.comparing.verdicts import Difference
 from pyramidbench.frame import Row
 from pyramidbench.record import Record
-from pyramidbench.tables import Column
+from pyramidbench.tables import Column, TextColumn
 from pyramidbench.units import (
     MISSING,
     integer,
@@ -36,15 +35,6 @@ HOW = {
     "bootstrap": "raw samples of both, resampled; they were not taken in turns, so drift between the two is not in it",
     "intervals": "the two cells' own intervals, as no raw samples are kept; drift between the two is not in it",
 }
-
-
-@dataclass(frozen=True)
-class TextColumn(Column):
-    """A column of words, which stand at the left."""
-
-    @property
-    def is_text(self) -> bool:
-        return True
 
 
 def columns(comparison: Comparison) -> tuple[Column, ...]:
