@@ -15,6 +15,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.comparing.comparison import Comparison
 from pyramidbench.comparing.table import columns as compared_columns
 from pyramidbench.comparing.table import sentences
+from pyramidbench.doctor import Finding
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.profiling.profile import Profile
 from pyramidbench.profiling.table import about, kernel_table, stage_table
@@ -27,6 +28,7 @@ from pyramidbench.tables import RESULTS, Column, failure_columns, failures, grou
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
+STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
 ASCII = str.maketrans({"±": "+-", "×": "x", "÷": "/", "–": "-", "…": "...", "²": "^2", "≥": ">="})
 
 
@@ -150,6 +152,24 @@ def show_methods(console: Console, names: Iterable[str]) -> None:
         kind, missing = method_class(name).kind, create(name).unavailable()
         rows.append([name, kind, ", ".join(preset_names(name)), missing or "", first_line])
     show_table(console, "Methods", rows, ["method", "kind", "presets", "unavailable", "what it is"])
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print what the doctor found: a line each, with what to do about it below."""
+    if not console.is_terminal:
+        rows = [[finding.state, finding.subject, finding.found, finding.advice] for finding in findings]
+        show_table(console, "Doctor", rows, ["state", "what", "found", "what to do"])
+        return
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        told = Text(one_line(finding.found))
+        if finding.advice:
+            told.append(f"\n→ {one_line(finding.advice)}", "dim" if finding.state in ("ok", "note") else "")
+        table.add_row(Text(finding.state, STATES[finding.state]), Text(one_line(finding.subject)), told)
+    console.print(table)
 
 
 def show_table(console: Console, title: str, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:

@@ -11,9 +11,9 @@ from pyramidbench.errors import UserError
 from pyramidbench.record import Record
 
 
-def samples_path(folder: Path, cell: str) -> Path:
-    """Where the samples of a cell lie in a run folder."""
-    return folder / "samples" / f"{cell}.npy"
+def samples_path(folder: Path, cell: str, session: str | None = None) -> Path:
+    """Where the samples of a cell lie in a run folder; with a session, those it gave there as others' reference."""
+    return folder / "samples" / (f"{cell}.npy" if session is None else f"{cell}.{session}.npy")
 
 
 def load_samples(folder: Path, record: Record) -> NDArray[np.float64] | None:
@@ -22,7 +22,29 @@ def load_samples(folder: Path, record: Record) -> NDArray[np.float64] | None:
     Raises:
         UserError: the file is damaged.
     """
-    path = samples_path(folder, record.cell)
+    return _load(samples_path(folder, record.cell))
+
+
+def load_pairs(folder: Path, a: Record, b: Record) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Samples of two cells of a run that were timed in turns, so that those of one place belong together; None where they
+    were not. A reference that was measured again in the other's session counts by what it gave there.
+
+    Raises:
+        UserError: a file is damaged.
+    """
+    for session in (a.session, b.session):
+        if session is not None:
+            mine, other = (_in_session(folder, record, session) for record in (a, b))
+            if mine is not None and other is not None:
+                return mine, other
+    return None
+
+
+def _in_session(folder: Path, record: Record, session: str) -> NDArray[np.float64] | None:
+    return _load(samples_path(folder, record.cell, None if record.session == session else session))
+
+
+def _load(path: Path) -> NDArray[np.float64] | None:
     if not path.is_file():
         return None
     try:

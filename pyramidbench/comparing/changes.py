@@ -37,17 +37,15 @@ class Change:
     how: How | None = None
 
 
-def time_change(
-    a: Record, b: Record, samples: tuple[Samples | None, Samples | None], interleaved: bool
-) -> Change | None:
-    """Time of B ÷ time of A; None where one of them has no time. `samples`: the raw times of A and of B, seconds."""
+def time_change(a: Record, b: Record, before: Samples | None, after: Samples | None, in_turns: bool) -> Change | None:
+    """Time of B ÷ time of A; None where one of them has no time. `before` and `after`: the raw times of A and of B, seconds;
+    `in_turns`: whether those of one place belong together."""
     if a.latency_s is None or b.latency_s is None:
         return None
-    before, after = samples
-    how: How = "paired" if interleaved else "bootstrap"
+    how: How = "paired" if in_turns else "bootstrap"
     if before is None or after is None:
         ratio, how = _ratio_of_intervals(a, b), "intervals"
-    elif interleaved:
+    elif in_turns:
         ratio = paired_ratio(after.tolist(), before.tolist())
     else:
         ratio = ratio_of_medians(after, before)

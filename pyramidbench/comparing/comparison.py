@@ -18,7 +18,7 @@ from pyramidbench.errors import UserError, unknown
 from pyramidbench.frame import labels
 from pyramidbench.inputs import CAPTURE_SUFFIX
 from pyramidbench.record import Record
-from pyramidbench.samples import load_samples
+from pyramidbench.samples import load_pairs, load_samples
 from pyramidbench.store import Run, load_run
 
 REFERENCES = Path("results") / "reference"
@@ -107,10 +107,13 @@ def _only(run: Run, methods: Sequence[str]) -> list[Record]:
 def _compared(matched: Matched, runs: tuple[Run, Run], names: tuple[str, str], margins: Margins | None) -> Comparison:
     margins = margins or Margins()
 
-    def raw(pair: Pair) -> tuple[Samples | None, Samples | None]:
-        return load_samples(runs[0].path, pair.a), load_samples(runs[1].path, pair.b)
+    def raw(pair: Pair) -> tuple[Samples | None, Samples | None, bool]:
+        paired = load_pairs(runs[0].path, pair.a, pair.b) if runs[0] is runs[1] else None
+        if paired is not None:
+            return (*paired, True)
+        return load_samples(runs[0].path, pair.a), load_samples(runs[1].path, pair.b), False
 
-    found = differences(matched.pairs, raw, lambda pair: runs[0] is runs[1] and are_interleaved(pair), margins)
+    found = differences(matched.pairs, raw, margins)
     return Comparison(names[0], names[1], tuple(found), matched.only_a, matched.only_b, margins)
 
 
@@ -134,12 +137,6 @@ def _circumstances(a: Run, b: Run) -> tuple[str, ...]:
     facts += [("pyramidbench", a.manifest.version, b.manifest.version)]
     facts += [("--timing, s", a.manifest.settings.get("timing_s"), b.manifest.settings.get("timing_s"))]
     return tuple(f"{name}: {before} in A, {after} in B" for name, before, after in facts if before != after)
-
-
-def are_interleaved(pair: Pair) -> bool:
-    """Whether the two cells of one run were measured in turns, so that samples of one index belong together."""
-    clocks = (pair.a.clock or "", pair.b.clock or "")
-    return all("interleaved" in clock for clock in clocks)
 
 
 def _row(difference: Difference) -> dict[str, Any]:

@@ -23,8 +23,8 @@ Verdict = Literal["faster", "slower", "less", "more", "better", "worse", "same",
 CLOSE_BYTES = 1 << 20
 """Peaks of memory this near to each other are the same: a CPU's resident memory is read in pages and moves by hundreds of
 KiB between equal calls."""
-Raw = Callable[[Pair], tuple[Samples | None, Samples | None]]
-"""Gives the raw times of both records of a pair, where they are kept."""
+Raw = Callable[[Pair], tuple[Samples | None, Samples | None, bool]]
+"""Gives the raw times of both records of a pair, where they are kept, and whether they were taken in turns."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,9 @@ class Difference:
         return next((verdict for verdict in order if verdict in found), "none")
 
 
-def differences(
-    pairs: Sequence[Pair], raw: Raw, interleaved: Callable[[Pair], bool], margins: Margins
-) -> list[Difference]:
+def differences(pairs: Sequence[Pair], raw: Raw, margins: Margins) -> list[Difference]:
     """Every pair judged; p-values are adjusted over all pairs, for time and for each column of quality."""
-    times = [time_change(pair.a, pair.b, raw(pair), interleaved(pair)) for pair in pairs]
+    times = [time_change(pair.a, pair.b, *raw(pair)) for pair in pairs]
     qualities = [quality_changes(pair.a, pair.b) for pair in pairs]
     time_p = adjusted(times)
     quality_p = {name: adjusted([changes.get(name) for changes in qualities]) for name in QUALITY}

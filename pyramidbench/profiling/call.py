@@ -11,11 +11,11 @@ from pyramidbench.cell import Cell
 from pyramidbench.cost import Cost
 from pyramidbench.errors import UserError
 from pyramidbench.gate import check_call
+from pyramidbench.judging import Loaded
 from pyramidbench.method import Method
 from pyramidbench.passes import Training, pass_cost
 from pyramidbench.problem import Problem
 from pyramidbench.profiling.spans import SELECT, Spans
-from pyramidbench.runner import Loaded
 from pyramidbench.selection import frozen
 
 

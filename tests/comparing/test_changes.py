@@ -18,12 +18,10 @@ def record(latency_s: float | None = 1.0, **columns: Any) -> Record:
 
 def test_the_ratio_is_that_of_b_to_a() -> None:
     a, b = np.full(5, 2.0), np.full(5, 3.0)
-    change = time_change(record(2.0), record(3.0), (a, b), interleaved=False)
+    change = time_change(record(2.0), record(3.0), a, b, in_turns=False)
     assert change == Change(Interval(1.5, 1.5, 1.5), 0.0, "bootstrap")
-    assert time_change(record(2.0), record(3.0), (a, b), interleaved=True) == Change(
-        Interval(1.5, 1.5, 1.5), 0.0, "paired"
-    )
-    assert time_change(record(None), record(3.0), (None, b), interleaved=False) is None
+    assert time_change(record(2.0), record(3.0), a, b, in_turns=True) == Change(Interval(1.5, 1.5, 1.5), 0.0, "paired")
+    assert time_change(record(None), record(3.0), None, b, in_turns=False) is None
 
 
 def test_pairs_are_used_only_where_the_samples_are_pairs() -> None:
@@ -31,8 +29,8 @@ def test_pairs_are_used_only_where_the_samples_are_pairs() -> None:
     rng = np.random.default_rng(0)
     pace = np.repeat([1.0, 2.0], 30)
     a, b = pace * rng.normal(1, 0.003, 60), pace * rng.normal(1.05, 0.003, 60)
-    paired = time_change(record(), record(), (a, b), interleaved=True)
-    apart = time_change(record(), record(), (a, b), interleaved=False)
+    paired = time_change(record(), record(), a, b, in_turns=True)
+    apart = time_change(record(), record(), a, b, in_turns=False)
     assert paired is not None
     assert apart is not None
     assert paired.value.low > 1.04
@@ -51,7 +49,7 @@ def test_the_bootstrap_of_two_runs_covers_the_true_ratio() -> None:
 def test_equal_runs_are_rarely_told_apart() -> None:
     rng = np.random.default_rng(2)
     changes = [
-        time_change(record(), record(), (rng.lognormal(0, 0.05, 40), rng.lognormal(0, 0.05, 40)), interleaved=False)
+        time_change(record(), record(), rng.lognormal(0, 0.05, 40), rng.lognormal(0, 0.05, 40), in_turns=False)
         for _ in range(200)
     ]
     raw = [change.p for change in changes if change and change.p is not None]
@@ -62,7 +60,7 @@ def test_equal_runs_are_rarely_told_apart() -> None:
 def test_without_samples_the_cells_own_intervals_are_joined() -> None:
     a = record(1.0, latency_low_s=1 / 1.03, latency_high_s=1.03)
     b = record(2.0, latency_low_s=2 / 1.04, latency_high_s=2 * 1.04)
-    change = time_change(a, b, (None, np.ones(3)), interleaved=True)
+    change = time_change(a, b, None, np.ones(3), in_turns=True)
     assert change is not None
     assert change.how == "intervals"
     half = np.exp(np.hypot(np.log(1.03), np.log(1.04)))
@@ -71,7 +69,7 @@ def test_without_samples_the_cells_own_intervals_are_joined() -> None:
 
 
 def test_a_time_without_any_interval_proves_nothing() -> None:
-    change = time_change(record(1.0), record(9.0), (None, None), interleaved=False)
+    change = time_change(record(1.0), record(9.0), None, None, in_turns=False)
     assert change == Change(Interval(9.0, 0.0, float("inf")), 1.0, "intervals")
 
 

@@ -116,12 +116,18 @@ def test_two_methods_of_one_run(make: Make, run: Callable[..., tuple[int, str, s
     assert row["interval_by"] == "bootstrap"
 
 
-def test_pairs_are_used_where_the_clock_says_that_the_two_took_turns(make: Make) -> None:
-    cells = [cell(method, 1024, 1e-3, clock="CUDA events, cold L2, interleaved") for method in ("dense", "flat")]
-    frame = compare_methods(load_run(make("turns", cells)), "dense", "flat").frame
-    assert list(frame["interval_by"]) == ["paired"]
-    other = load_run(make("again", cells))
-    assert set(compare_runs(other, load_run(make("third", cells))).frame["interval_by"]) == {"bootstrap"}
+def test_pairs_are_used_where_two_methods_took_turns(make: Make) -> None:
+    cells = [cell(method, 1024, 1e-3, session="s1") for method in ("dense", "flat")] + [
+        cell("pyramid", 1024, 1e-3, session="s2")
+    ]
+    folder = make("turns", cells)
+    run = load_run(folder)
+    assert list(compare_methods(run, "dense", "flat").frame["interval_by"]) == ["paired"]
+    assert list(compare_methods(run, "dense", "pyramid").frame["interval_by"]) == ["bootstrap"]
+    assert set(compare_runs(run, load_run(make("again", cells))).frame["interval_by"]) == {"bootstrap"}
+    np.save(folder / "samples" / "dense-1024.s2.npy", np.full(40, 2e-3))
+    (ratio,) = compare_methods(run, "dense", "pyramid").frame["time_ratio"]
+    assert ratio == pytest.approx(0.5, rel=0.02), "the reference counts by its times in that session"
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_slower_fails_beyond_its_own_limit(limit: float, ratio: tuple[float, flo
 def test_memory_and_quality_fail_beyond_theirs() -> None:
     a = record(peak_memory_bytes=100 * MIB, output_error=0.1, latency_s=1.0)
     b = record(peak_memory_bytes=108 * MIB, output_error=0.15, latency_s=1.0)
-    (found,) = differences([Pair(a, b)], lambda _: (None, None), lambda _: False, Margins())
+    (found,) = differences([Pair(a, b)], lambda _: (None, None, False), Margins())
     assert (found.memory_verdict, found.quality_verdict) == ("more", "worse")
     assert found.memory == 1.08
     assert Threshold("memory", 0.05).broken_by(found)
@@ -118,7 +118,7 @@ def test_one_clear_cell_among_many_equal_ones_stays_clear() -> None:
     pairs = [Pair(record(latency_s=1.0, latency_low_s=0.99, latency_high_s=1.01),
                   record(latency_s=value, latency_low_s=0.99 * value, latency_high_s=1.01 * value))
              for value in [1.2] + 199 * [1.0]]  # fmt: skip
-    found = differences(pairs, lambda _: (None, None), lambda _: False, Margins())
+    found = differences(pairs, lambda _: (None, None, False), Margins())
     assert [pair.time_verdict for pair in found] == ["slower"] + 199 * ["same"]
 
 

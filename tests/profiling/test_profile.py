@@ -1,4 +1,4 @@
-"""`pyramidbench profile` on a small cell: its files, tables, figures and mistakes; and of a GPU, what it says of made-up rows."""
+"""`pyramidbench profile`: files, tables, figures and mistakes on a small cell; and what it says of a GPU, on made-up rows."""
 
 from __future__ import annotations
 
