@@ -34,8 +34,8 @@ class Finding(BaseModel):
 
     subject: str
     state: State = Field(
-        description="ok; note: something optional is not here; warning: a sweep runs, and its numbers are doubtful or its methods "
-        "slow; error: no sweep can run"
+        description="ok; note: something optional is not here; warning: a sweep runs, and its numbers are doubtful or its "
+        "methods slow; error: no sweep can run"
     )
     found: str
     advice: str = Field(default="", description="what to do, or what follows")

@@ -17,6 +17,7 @@ from pyramidbench.comparing.table import columns as compared_columns
 from pyramidbench.comparing.table import sentences
 from pyramidbench.doctor import Finding
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
+from pyramidbench.merging import Merging
 from pyramidbench.profiling.profile import Profile
 from pyramidbench.profiling.table import about, kernel_table, stage_table
 from pyramidbench.profiling.table import sentences as profile_sentences
@@ -25,7 +26,7 @@ from pyramidbench.registry import create, method_class, preset_names
 from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
-from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
+from pyramidbench.units import MISSING, duration, mebibytes, milliseconds, one_line, tokens
 from pyramidbench.verdict import caveats
 
 STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
@@ -103,6 +104,26 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     for line in sentences(comparison):
         _line(console, line)
     _explain(console, [column for column in shown if column.meaning])
+
+
+def show_merge(console: Console, merging: Merging) -> None:
+    """Print what is merged: each run with what is taken from it, the conflicts, and what else differs."""
+    rows = []
+    for run in merging.runs:
+        taken = sum(source is run for _, source in merging.kept)
+        rows.append([run.path.name, one_line(run.device.name), str(len(run.records)), str(taken)])
+    show_table(console, "Merge", rows, ["run", "device", "cells", "taken"])
+    if merging.conflicts:
+        twice = [
+            [f"{found.first.method} at {tokens(found.first.seq_len_kv)}", found.first.cell, *(
+                f"{milliseconds(record.latency_s)} ({run})"
+                for record, run in ((found.first, found.first_run), (found.last, found.last_run))
+            )]
+            for found in merging.conflicts
+        ]  # fmt: skip
+        show_table(console, "Measured twice on one device, ms", twice, ["cell", "identity", "first", "last"])
+    for note in merging.notes:
+        _line(console, f"! {note}.", "yellow")
 
 
 def show_profile(console: Console, profile: Profile) -> None:

@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pyramidbench.device import slug_of
 from pyramidbench.errors import UserError
 from pyramidbench.record import Record
 
 
-def samples_path(folder: Path, cell: str, session: str | None = None) -> Path:
-    """Where the samples of a cell lie in a run folder; with a session, those it gave there as others' reference."""
-    return folder / "samples" / (f"{cell}.npy" if session is None else f"{cell}.{session}.npy")
+def samples_path(folder: Path, record: Record, session: str | None = None) -> Path:
+    """Where the samples of a cell lie in a run folder; with a session, those it gave there as others' reference. In a run that
+    was merged from several devices each has a folder of its own."""
+    samples = folder / "samples"
+    own = samples / slug_of(record.device or "")
+    name = f"{record.cell}.npy" if session is None else f"{record.cell}.{session}.npy"
+    return (own if record.device and own.is_dir() else samples) / name
 
 
 def load_samples(folder: Path, record: Record) -> NDArray[np.float64] | None:
@@ -22,7 +27,7 @@ def load_samples(folder: Path, record: Record) -> NDArray[np.float64] | None:
     Raises:
         UserError: the file is damaged.
     """
-    return _load(samples_path(folder, record.cell))
+    return _load(samples_path(folder, record))
 
 
 def load_pairs(folder: Path, a: Record, b: Record) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -41,7 +46,7 @@ def load_pairs(folder: Path, a: Record, b: Record) -> tuple[NDArray[np.float64],
 
 
 def _in_session(folder: Path, record: Record, session: str) -> NDArray[np.float64] | None:
-    return _load(samples_path(folder, record.cell, None if record.session == session else session))
+    return _load(samples_path(folder, record, None if record.session == session else session))
 
 
 def _load(path: Path) -> NDArray[np.float64] | None:

@@ -16,34 +16,19 @@ from datetime import UTC, datetime
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
 
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
 from pyramidbench.frame import with_speedups
+from pyramidbench.manifest import Manifest
 from pyramidbench.record import MEASURED, SCHEMA_VERSION, Record, columns
 from pyramidbench.timing import Timing
-
-
-class Manifest(BaseModel):
-    """What a run was asked to do. `cells` are the identities of the planned cells, in order."""
-
-    model_config = ConfigDict(frozen=True)
-
-    schema_version: int
-    name: str
-    created: str
-    argv: list[str]
-    suite: dict[str, Any]
-    settings: dict[str, Any]
-    version: str
-    cells: list[str]
 
 
 class Run:
@@ -295,7 +280,7 @@ def _read_records(path: Path) -> list[Record]:
         return []
     # Bytes: the torn line may end inside a character, and only a newline ends a record.
     lines = path.read_bytes().split(b"\n")[:-1]
-    records = {record.cell: record for record in map(Record.model_validate_json, lines)}
+    records = {(record.cell, record.device): record for record in map(Record.model_validate_json, lines)}
     return list(records.values())
 
 

@@ -13,11 +13,12 @@ from pyramidbench import group_sweep
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.group_sweep import GroupSweep
+from pyramidbench.manifest import Manifest
 from pyramidbench.outcome import Lost, Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell, Rates
 from pyramidbench.record import SCHEMA_VERSION, Record
 from pyramidbench.sampling import Sampled
-from pyramidbench.store import Manifest, RunWriter
+from pyramidbench.store import RunWriter
 from pyramidbench.timing import Timing
 
 SECONDS = {"dense:flash": 4.0, "dense:math": 5.0, "pyramid": 2.0, "flat": 8.0, "sliding_window": 1.0}
