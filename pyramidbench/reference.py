@@ -7,13 +7,15 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
 from pyramidbench.manifest import Manifest, Source
+from pyramidbench.profiling.profile import Profile
+from pyramidbench.profiling.rows import KernelRow, StageRow
 from pyramidbench.record import Record
 from pyramidbench.registry import method_class, method_names, preset_names
 from pyramidbench.schema import ADDED
@@ -42,6 +44,21 @@ def device_markdown() -> str:
     return _fields(Device, "key")
 
 
+def profile_markdown() -> str:
+    """Every key of profile.json, as a Markdown table."""
+    return _fields(Profile, "key")
+
+
+def stages_markdown() -> str:
+    """Every key of a profile's stage, as a Markdown table."""
+    return _fields(StageRow, "key")
+
+
+def kernels_markdown() -> str:
+    """Every key of a profile's kernel, as a Markdown table."""
+    return _fields(KernelRow, "key")
+
+
 def versions_markdown() -> str:
     """Every version of the result schema with what it added, as a Markdown table."""
     rows = [["1", "the first"]]
@@ -64,7 +81,7 @@ def methods_markdown() -> str:
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "results.md": {
         "columns": columns_markdown, "manifest": manifest_markdown, "sources": sources_markdown, "device": device_markdown,
-        "versions": versions_markdown,
+        "versions": versions_markdown, "profile": profile_markdown, "stages": stages_markdown, "kernels": kernels_markdown,
     },
     "methods.md": {"methods": methods_markdown},
 }  # fmt: skip
@@ -102,10 +119,12 @@ def _fields(model: type[BaseModel], called: str) -> str:
 
 def _kind(annotation: Any) -> str:
     """A column's type in plain words; that it may be empty goes without saying."""
-    if get_origin(annotation) is types.UnionType:
+    if get_origin(annotation) in (types.UnionType, Union):
         annotation = next(part for part in get_args(annotation) if part is not types.NoneType)
     if get_origin(annotation) is list:
         return LISTS.get(get_args(annotation)[0], "list of numbers")
+    if get_origin(annotation) is tuple:
+        return "list of tables"
     if get_origin(annotation) is dict:
         return "table"
     return "text" if get_origin(annotation) is Literal else KINDS.get(annotation, "table")

@@ -49,7 +49,7 @@ class _Rated(BaseModel):
 class StageRow(_Rated):
     """A stage, or a part of one: `path` is "route" or "route/level 3"."""
 
-    path: str
+    path: str = Field(description="a stage, or a part of one as stage/part")
     wall_s: float = Field(description="with the device idle at both ends")
     device_s: float | None = Field(default=None, description="between two CUDA events; null on a CPU")
     kernels_s: float = Field(description="sum of its kernels' times (on a CPU: operators'), from the trace")
@@ -67,10 +67,10 @@ class StageRow(_Rated):
 class KernelRow(_Rated):
     """A kernel (on a CPU: a torch operator) in one stage, per call."""
 
-    name: str
-    path: str
-    launches: float
-    time_s: float
+    name: str = Field(description="the kernel's name (on a CPU: the torch operator's)")
+    path: str = Field(description="the stage or part that launched it")
+    launches: float = Field(description="launches of a call")
+    time_s: float = Field(description="their time, from the trace")
     source: Source | None = Field(
         default=None,
         description="where its work is known from: shapes (a torch operator's tensors), arguments (a Triton kernel's tensors), "

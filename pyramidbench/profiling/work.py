@@ -22,7 +22,7 @@ from torch.utils.flop_counter import flop_registry
 from pyramidbench.profiling.spans import Spanned, run_with
 
 Source = Literal["shapes", "arguments", "formula", "ncu"]
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 """Operators whose operations follow from their shapes. Others, attention above all, do less than shapes say: of causal
 attention half the pairs."""
 
@@ -46,10 +46,9 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        packet = func._overloadpacket
-        name = f"aten::{packet.__name__}"
+        packet, name = func._overloadpacket, func._schema.name
         flops = None
-        if packet.__name__ in PRODUCTS:
+        if name in PRODUCTS:
             flops = float(flop_registry[packet](*args, **(kwargs or {}), out_val=result))
         moved = 0.0 if _is_view(func) else _bytes((args, kwargs)) + _bytes(result)
         self.found[name, self.path].append(Work(flops, moved, "shapes"))
@@ -82,7 +81,8 @@ def _triton_launches(watch: _Watch) -> Iterator[None]:
     run: Callable[..., Any] = JITFunction.run
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        # A descriptor for the copy engine stands for the tensor that it is made of.
+        tensors = [getattr(value, "base", value) for value in (*args, *kwargs.values())]
         watch.found[self.__name__, watch.path].append(Work(None, _bytes(tensors), "arguments"))
         return run(self, *args, **kwargs)
 

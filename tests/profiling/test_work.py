@@ -62,7 +62,7 @@ def test_a_triton_launch_is_noted_with_its_tensors_and_still_happens(monkeypatch
 
     monkeypatch.setattr(jit.JITFunction, "run", run)
     fake = SimpleNamespace(__name__="_walk")
-    found = worked(lambda: jit.JITFunction.run(fake, A, B, 7, grid=(1,)))
+    found = worked(lambda: jit.JITFunction.run(fake, A, SimpleNamespace(base=B), 7, grid=(1,)))
     assert found["_walk"] == Work(None, 4.0 * (A.numel() + B.numel()), "arguments")
     assert [call[0] for call in ran] == ["_walk"]
     assert jit.JITFunction.run is run
