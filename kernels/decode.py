@@ -212,7 +212,7 @@ def start_nodes(levels: int, blocks: int, rules: WalkRules, level: int) -> int:
 
 
 def attend_reference(q: Tensor, store: CacheStore, blocks: Tensor, scale: float) -> Tensor:
-    """Softmax attention of q [B, H, M, D] over the keys of its blocks, int [B, sets, M, S], up to its position: [B, H, M, Dv]."""
+    """Softmax attention of q [B, H, M, D] to the keys of its blocks, int [B, sets, M, S], up to its position: [B, H, M, Dv]."""
     sets, size, wide = blocks.shape[1], store.sizes.block_size, store.stats.dtype
     queries = q.unflatten(1, (sets, -1)).transpose(2, 3).to(wide) * scale
     key = (blocks.long()[..., None] * size + torch.arange(size, device=q.device)).flatten(-2)

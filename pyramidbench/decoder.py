@@ -116,12 +116,16 @@ class RepeatingDecoder:
 
     def attend(self, q: Tensor) -> Tensor:
         k, v, problem = self._call(q)
-        return self.method.attend(q, k, v, self.method.select(q, k, problem), problem)
+        selection = self.method.select(q, k, problem)
+        if selection is None and q.shape[2] == 1:
+            # One newest query sees every key: no mask, which not every dense kernel has for unequal lengths.
+            problem = replace(problem, causal=False)
+        return self.method.attend(q, k, v, selection, problem)
 
     def select(self, q: Tensor) -> BlockSelection | None:
         k, _, problem = self._call(q)
         return self.method.select(q, k, problem)
 
     def _call(self, q: Tensor) -> tuple[Tensor, Tensor, Problem]:
-        sizes = {"heads": q.shape[1], "seq_len_q": q.shape[2], "seq_len_kv": self.length}
-        return self.k[:, :, : self.length], self.v[:, :, : self.length], replace(self.problem, **sizes)
+        problem = replace(self.problem, heads=q.shape[1], seq_len_q=q.shape[2], seq_len_kv=self.length)
+        return self.k[:, :, : self.length], self.v[:, :, : self.length], problem

@@ -15,6 +15,8 @@ from pyramidbench.tiling import Tiling
 def work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
     """The columns that say how much a call attends to, and what memory it should need."""
     columns: dict[str, Any] = {"density": 1.0, **expected_memory(method, problem)}
+    if problem.direction == "decode":
+        columns["bytes_per_token"] = method.cost(problem).bytes / (problem.batch * problem.seq_len_q)
     if selection is not None:
         columns |= {"density": selection.density(), "selected_blocks": float(selection.counts.double().mean())}
     return columns
