@@ -23,7 +23,7 @@ from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
 from pyramidbench.kernels.top_k import best, log_sum_exp
 
-ATTEND_WARPS = 4
+COMBINE_WARPS = 4
 PROGRAMS_PER_SM = 4
 """Predicted, not measured: as many programs as hide a block's latency; more splits mean more parts to combine."""
 
@@ -163,13 +163,14 @@ def run_attend(
         rules.sink_blocks, rules.local_blocks, candidates.shape[1], 0 if masses is None else masses.shape[1], lists.shape[1],
         splits, per, HEADS=heads, SLOTS=triton.next_power_of_2(max(16, candidates.shape[1])),
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,
-        IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=ATTEND_WARPS,
+        IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
+        num_stages=call.launch.num_stages,
         **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"},
     )  # fmt: skip
     if splits > 1:
         _combine[(call.items * call.group,)](
             parts, part_lse, out, splits, GROUP=call.group, HEAD_DIM_V=sizes.head_dim_v, BLOCK_DV=call.shape["BLOCK_DV"],
-            SPLITS=triton.next_power_of_2(splits), num_warps=ATTEND_WARPS,
+            SPLITS=triton.next_power_of_2(splits), num_warps=COMBINE_WARPS,
         )  # fmt: skip
     return out
 

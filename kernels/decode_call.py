@@ -15,6 +15,7 @@ from pyramidbench.kernels.walk import WalkRules
 
 WIDEST_LEVEL = 32768
 """Candidates of a level that one program holds in registers, at most."""
+MOST_BLOCK_BYTES = 64 << 10
 SCAN_FROM = 256
 """A start level of more nodes gets a launch of its own. Predicted, not measured: one multiprocessor reads 128 KB in 2 µs."""
 
@@ -94,6 +95,11 @@ class DecodeCall:
             "IS_PAGED": self.store.pages is not None,
         }
 
+    @property
+    def launch(self) -> LaunchShape:
+        sizes = self.store.sizes
+        return launch_shape(sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * self.q.element_size())
+
     def lists(self, width: int) -> Tensor:
         """Scratch for `width` numbers of each item, int32."""
         return torch.empty(self.items, width, dtype=torch.int32, device=self.q.device)
@@ -101,6 +107,22 @@ class DecodeCall:
     def scratch(self, width: int) -> Tensor:
         """Scratch for `width` scores of each item, fp32."""
         return torch.empty(self.items, width, dtype=torch.float32, device=self.q.device)
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """Warps of a program that holds a block's keys or values, and stages of its loop."""
+
+    num_warps: int
+    num_stages: int
+
+
+def launch_shape(block_bytes: int) -> LaunchShape:
+    """By the bytes of a block's keys: what fits shared memory and registers (tests/triton/test_compile.py prints both).
+
+    Not tuned on a GPU.
+    """
+    return LaunchShape(4 if block_bytes <= 32 << 10 else 8, 2 if block_bytes <= 32 << 10 else 1)
 
 
 def widest_start(sizes: CacheSizes, rules: WalkRules) -> int:
@@ -131,6 +153,9 @@ def decode_gap(sizes: CacheSizes, rules: WalkRules, dtype: str) -> str | None:
         return f"the Triton decode takes head dims up to 256, not {max(sizes.head_dim, sizes.head_dim_v)}"
     if sizes.block_size > 128:
         return f"the Triton decode takes blocks of up to 128 keys, not {sizes.block_size}"
+    held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * (4 if dtype == "float32" else 2)
+    if held > MOST_BLOCK_BYTES:
+        return f"the Triton decode holds blocks of {MOST_BLOCK_BYTES >> 10} KiB of keys, not {held >> 10}; lower block_size"
     if rules.node_score == "children" and sizes.levels > 1:
         return "the Triton decode scores nodes by their own summaries, not by 'children'; use node_score='summary'"
     if rules.leaf_score == "sub":

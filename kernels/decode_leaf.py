@@ -17,8 +17,6 @@ from pyramidbench.kernels.decode_call import DecodeCall
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.top_k import log_sum_exp
 
-LEAF_WARPS = 4
-
 
 @triton.jit
 def query_tile(q_base, strides, offs_d, HEAD_DIM, GROUP: tl.constexpr, ROWS: tl.constexpr):
@@ -81,7 +79,7 @@ def run_leaf(call: DecodeCall, candidates: Tensor, counts: Tensor) -> Tensor:
     _leaf[(call.items * width,)](
         call.q, store.k, store.lengths, store.pages, candidates, counts, masses, call.q.stride()[:3], store.k.stride()[:3],
         call.scale, *call.counts, store.sizes.blocks, rules.top_k, rules.sink_blocks, rules.local_blocks,
-        candidates.shape[1], width, BUDGETED=rules.forced_in_budget, num_warps=LEAF_WARPS,
+        candidates.shape[1], width, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
         **{name: call.shape[name] for name in names},
     )  # fmt: skip
     return masses.view(call.items, width, call.group)

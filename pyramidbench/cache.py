@@ -24,8 +24,8 @@ class PyramidCache:
     (docs/decode.md). Sequences have lengths of their own. Each new token touches O(log max_len) summaries, and the cache always
     holds what a build over its keys would hold, bit for bit.
 
-    Parameters are those of the method `pyramid` and of its presets (docs/selection.md); a new token has a set of blocks of its own
-    (`query_tile` is 1). head_dim_v: of the values (default head_dim). paged: keys and values lie in pages of `block_size`
+    Parameters are those of the method `pyramid` and of its presets (docs/selection.md); a new token has a set of blocks of
+    its own (`query_tile` is 1). head_dim_v: of the values (default head_dim). paged: keys and values lie in pages of `block_size`
     tokens, of which there are `pages` (default: enough for all). dtype: of keys, values and queries. device: default "cuda"
     where there is one. scale multiplies the logits (default 1/√D). implementation: "triton", "reference" (torch), or "auto".
 
@@ -62,7 +62,13 @@ class PyramidCache:
         if name not in DTYPES:
             raise UserError(f"dtype = {dtype}: accepted: {', '.join(DTYPES)}")
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        given = {"top_k": top_k, "block_size": block_size, "implementation": implementation, **parameters, "query_tile": 1}
+        given = {
+            "top_k": top_k,
+            "block_size": block_size,
+            "implementation": implementation,
+            **parameters,
+            "query_tile": 1,
+        }
         method = create(f"pyramid:{preset}", given)
         problem = Problem(
             batch=batch, heads=kv_heads, kv_heads=kv_heads, seq_len_q=1, seq_len_kv=max_len, head_dim=head_dim,
