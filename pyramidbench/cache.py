@@ -25,9 +25,10 @@ class PyramidCache:
     holds what a build over its keys would hold, bit for bit.
 
     Parameters are those of the method `pyramid` and of its presets (docs/selection.md); a new token has a set of blocks of
-    its own (`query_tile` is 1). head_dim_v: of the values (default head_dim). paged: keys and values lie in pages of `block_size`
-    tokens, of which there are `pages` (default: enough for all). dtype: of keys, values and queries. device: default "cuda"
-    where there is one. scale multiplies the logits (default 1/√D). implementation: "triton", "reference" (torch), or "auto".
+    its own (`query_tile` is 1). head_dim_v: of the values (default head_dim). paged: keys and values lie in pages of
+    `block_size` tokens, of which there are `pages` (default: enough for all). dtype: of keys, values and queries. device:
+    default "cuda" where there is one. scale multiplies the logits (default 1/√D). implementation: "triton", "reference"
+    (torch), or "auto".
 
     Raises:
         UserError: a parameter that is not accepted; the message says what is.

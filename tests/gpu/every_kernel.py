@@ -125,7 +125,8 @@ def decode(device: str) -> None:
 
 GROUPS: dict[str, Callable[[str], None]] = {
     call.__name__: call
-    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass, decode)
+    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass,
+                 decode)
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Appending to a cache: whatever the order of tokens, prompts and cuts, it holds what a build over its keys holds, bit for bit."""
+"""Appending to a cache: whatever comes in which order, it holds what a build over its keys holds, bit for bit."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ def test_several_new_queries_are_causal_among_themselves(rules: WalkRules, queri
 
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_mixed_lengths_up_to_100k(paged: bool) -> None:
-    lengths = torch.randint(1, 100_000, (4,), generator=torch.Generator().manual_seed(1)).tolist() + [100_000]
+    lengths = torch.randint(1, 100_000, (4,), generator=torch.Generator().manual_seed(1)).tolist()
+    lengths.append(100_000)
     rules = WalkRules(4, **BASE, beam=2)
     q, k, v = drawn(len(lengths), 2, max(lengths), 8)
     check(cache_of(rules, k, v, lengths, 64, room=64, paged=paged), q, k, v, lengths)

@@ -303,8 +303,9 @@ def decode(
         decode_tokens,
         decode_walk,
     )
+    from pyramidbench.kernels.decode_call import launch_shape
 
-    step = name.split("-")[1]
+    step, launch = name.split("-")[1], launch_shape(block * dim * (4 if dtype == "fp32" else 2))
     pages: dict[str, object] = {} if paged else {"pages_ptr": None}
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
@@ -333,15 +334,15 @@ def decode(
             {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512, "BUDGETED": False},
             decode_walk.WALK_WARPS,
         ),
-        "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, decode_leaf.LEAF_WARPS),
+        "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
         "attend": (
             lambda: decode_attend._attend,
             {**shape, **values, **rows, **pages, "HEADS": group, "SLOTS": 128, "FORCED_SLOTS": 4, "REDUCE": "sum_prob",
              "IS_EXACT": True, "BUDGETED": False},
-            decode_attend.ATTEND_WARPS,
+            launch.num_warps,
         ),
         "combine": (
-            lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.ATTEND_WARPS,
+            lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.COMBINE_WARPS,
         ),
     }  # fmt: skip
     kernel, constants, warps = kernels[step]
@@ -351,7 +352,7 @@ def decode(
     )
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
-    return Case(name, kernel, pointers, constants, warps, 3)
+    return Case(name, kernel, pointers, constants, warps, launch.num_stages)
 
 
 CASES = {
@@ -424,7 +425,7 @@ CASES = {
     **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend")},
     **{
         f"decode-{step}-fp32-head-dim-256": partial(decode, dim=256, dtype="fp32")
-        for step in ("append", "walk", "attend")
+        for step in ("append", "walk", "leaf", "attend")
     },
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
