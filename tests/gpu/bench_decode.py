@@ -5,7 +5,8 @@
 bf16, 32 query and 8 key/value heads, head dim 128, blocks of 64, K 32, random tensors. A step is captured by a CUDA graph and
 replayed; before each replay a buffer of twice the L2 is overwritten, outside the timed region; median of CUDA events.
 "append", "attend": graphs of their own. "bytes": what the step must move by formula; "TB/s": that ÷ the step's time. Dense: FA3
-with a KV cache (where fa3_fwd_interface or flash_attn_interface can be imported) and SDPA's flash kernel, on the same tensors.
+with a KV cache (where fa3_fwd_interface or flash_attn_interface can be imported) and SDPA's flash kernel, on the same
+tensors, without an append.
 `--short` leaves out 1M tokens and the large batches.
 """
 
@@ -16,6 +17,7 @@ import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import pyramidbench as pb
+from pyramidbench.decoder import CacheLayout
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
 
@@ -77,7 +79,7 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; µs, median of {asked.samples} replays", flush=True
     )
     for batch, thousands in CELLS:
-        if not asked.short or thousands <= 256 and batch <= 8:
+        if not asked.short or (thousands <= 256 and batch <= 8):
             time_cell(timer, batch, thousands * 1024)
 
 
@@ -118,7 +120,7 @@ def dense_calls(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Callable[[], objec
             continue
         by_token = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
         lengths = torch.full((q.shape[0],), k.shape[2], dtype=torch.int32, device="cuda")
-        calls["FA3, KV cache"] = lambda: module.flash_attn_with_kvcache(*by_token, cache_seqlens=lengths, causal=True)
+        calls["FA3, KV cache"] = partial(module.flash_attn_with_kvcache, *by_token, cache_seqlens=lengths, causal=True)
         break
 
     def flash() -> Tensor:
@@ -142,22 +144,22 @@ def time_variant(
     timer: Timer, name: str, changes: dict[str, Any], q: Tensor, k: Tensor, v: Tensor, fastest: float | None
 ) -> None:
     """Step, append and attend of one variant, as graphs, and its kernels by the profiler."""
-    batch, keys = k.shape[0], k.shape[2]
-    cache = pb.PyramidCache(batch, KV_HEADS, HEAD_DIM, keys, block_size=BLOCK, top_k=TOP_K, device="cuda", **changes)
-    assert cache.implementation == "triton"
-    cache.append(k, v)
-    new = [x[:, :, -1:] for x in (k, v)]
-    inner = cache._cache
+    problem = replace(Problem.of(q, k, causal=True, scale=None), direction="decode")
+    method = create(
+        "pyramid", {"top_k": TOP_K, "block_size": BLOCK, "query_tile": 1, "implementation": "triton", **changes}
+    )
+    decoder, old = method.decoder(problem, CacheLayout(k.device)), problem.seq_len_kv - 1
+    decoder.append(k, v)
 
     def append() -> None:
-        inner.append(*new, at=keys - 1)
+        decoder.append(k[:, :, old:], v[:, :, old:], at=old)
 
     def step() -> object:
         append()
-        return cache.attend(q)
+        return decoder.attend(q)
 
-    times = [timer.median_us(recorded(call)) for call in (step, append, lambda: cache.attend(q))]
-    size = step_bytes(changes, q, k)
+    times = [timer.median_us(recorded(call)) for call in (step, append, lambda: decoder.attend(q))]
+    size = method.step_cost(problem).bytes
     against = "" if fastest is None else f"  {fastest / times[0]:6.2f} times the fastest dense"
     rate = size / times[0] / 1e6
     print(
@@ -166,13 +168,6 @@ def time_variant(
         flush=True,
     )
     by_kernel(step)
-
-
-def step_bytes(changes: dict[str, Any], q: Tensor, k: Tensor) -> float:
-    """Bytes that a step must move, by the method's own formula."""
-    problem = replace(Problem.of(q, k, causal=True, scale=None), direction="decode")
-    parameters = {"top_k": TOP_K, "block_size": BLOCK, "query_tile": 1, **changes}
-    return create("pyramid", parameters).step_cost(problem).bytes
 
 
 def recorded(call: Callable[[], object]) -> Callable[[], object]:
