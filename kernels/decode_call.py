@@ -16,8 +16,11 @@ from pyramidbench.kernels.walk import WalkRules
 WIDEST_LEVEL = 32768
 """Candidates of a level that one program holds in registers, at most."""
 MOST_BLOCK_BYTES = 64 << 10
-SCAN_FROM = 256
-"""A start level of more nodes gets a launch of its own. Predicted, not measured: one multiprocessor reads 128 KB in 2 µs."""
+SCAN_BYTES = 20 << 20
+"""Summaries that a launch of its own may score whole, over all queries: the upper levels that fit. Predicted, not measured: at
+4 TB/s they take 5 µs together, where a level that is gathered by one multiprocessor (128 KB) takes about as long by itself."""
+LONG_START = 256
+"""A level of more nodes at which a walk may start is scored whole in any case: one multiprocessor would read it alone."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,15 @@ class DecodeCall:
         return self.rules.start_width if self.rules.levels == "auto" else 1
 
     @cached_property
-    def scan_width(self) -> int:
-        """Nodes of the start level that are scored by a launch of their own; 0 where the walk does it."""
-        widest = widest_start(self.store.sizes, self.rules)
-        return widest if widest > SCAN_FROM else 0
+    def scan_level(self) -> int:
+        """The lowest of the levels that are scored whole by a launch of their own; the number of levels where there is none."""
+        sizes, rules = self.store.sizes, self.rules
+        room = SCAN_BYTES // (self.items * self.store.nodes.shape[-1] * self.store.nodes.element_size())
+        level = sizes.levels
+        while level > 0 and sizes.offsets[-1] - sizes.offsets[level - 1] <= room:
+            level -= 1
+        starts = [start_nodes(sizes.levels, sizes.blocks, rules, start) > LONG_START for start in range(sizes.levels)]
+        return min(level, starts.index(True)) if any(starts) else level
 
     @cached_property
     def slots(self) -> int:

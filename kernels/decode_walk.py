@@ -3,9 +3,10 @@
 It is the walk of `kernels.route_walk` for few queries and lengths that are read from the device: every grid and every loop's
 bound follow from the cache's capacity, and what a sequence lacks is masked. With one scoring row a head, the heads' scores add
 up to one dot product of a node's [u, w] with [Σ q⁺, Σ q⁻], taken in fp32.
-`_scan`: one program = SCAN_CHUNK nodes of the start level of one query and set. It is launched where the start level may hold
-more than SCAN_FROM nodes (a single pass, or a wide start), so that all multiprocessors read it together.
-`_walk`: one program = one query of one set; it ranks level by level, its list and scores in a slice of scratch.
+`_scan`: one program = SCAN_CHUNK nodes of the upper levels of one query and set. It scores these levels whole, so that all
+multiprocessors read them together and at once; which levels, `kernels.decode_call` says.
+`_walk`: one program = one query of one set; it ranks level by level, its list and scores in a slice of scratch, and reads the
+nodes of the lower levels that its list leads to.
 Cost: 4·D operations and 2·D elements a scored node. Bound by latency: each ranked level is a dependent round of list, nodes,
 scores and threshold, and one multiprocessor reads a level's g·β·K nodes (128 KB at D 128, K 32, β 4) by itself.
 """
@@ -24,8 +25,6 @@ from pyramidbench.kernels.top_k import best
 
 SCAN_CHUNK = 32
 WALK_CHUNK = 64
-WALK_WARPS = 8
-"""Predicted, not measured: 8 warps keep 32 KB of nodes in flight, a quarter of a level's."""
 
 
 @triton.jit
@@ -60,25 +59,43 @@ def _start(length, blocks, levels, start_width, BLOCK_SIZE: tl.constexpr, BRANCH
 
 
 @triton.jit
-def _score(
-    level_ptr, node, real, high, low, span, length, offs_d, GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-):  # fmt: skip
-    """Scores [n] of a level's nodes by their summaries, heads added: fp32."""
+def _score(nodes_ptr, place, real, high, low, offs_d, HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr):
+    """Logits [n] of nodes at places of a buffer by their summaries, heads added: fp32."""
     WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
     # of shape [n, BLOCK_D]
-    at = level_ptr + node.to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
+    at = nodes_ptr + place.to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
     u, w = load_nodes(at, real[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
     logits = u.to(tl.float32) * high[None, :]
     if HAS_BOUNDS:
         logits += w.to(tl.float32) * low[None, :]
-    return tl.sum(logits, 1) + GROUP * log_keys(node, span, length, BLOCK_SIZE)
+    return tl.sum(logits, 1)
+
+
+@triton.jit
+def _places(place, blocks, levels, BRANCHING: tl.constexpr):
+    """Of places of the node buffer: (level, node of that level, span)."""
+    zero = place * 0
+    level, first, span = zero, zero, zero + 1
+    offset, size, blocks_under = (
+        tl.full([], 0, tl.int32) + blocks,
+        tl.cdiv(blocks, BRANCHING),
+        tl.full([], BRANCHING, tl.int32),
+    )
+    for above in range(1, levels):
+        is_above = place >= offset
+        level = tl.where(is_above, above, level)
+        first = tl.where(is_above, offset, first)
+        span = tl.where(is_above, blocks_under, span)
+        offset += size
+        size = tl.cdiv(size, BRANCHING)
+        blocks_under *= BRANCHING
+    return level, place - first, span
 
 
 @triton.jit
 def _scan(
     q_ptr, nodes_ptr, lengths_ptr, scan_ptr, q_strides, scale, sets, kv_heads, queries, blocks, levels, node_count, start_width,
-    sink_blocks, local_blocks, scan_width,
+    sink_blocks, local_blocks, scan_base, scan_width,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -89,35 +106,25 @@ def _scan(
     kv_head = batch * kv_heads + which * kv_heads // sets
     length = tl.load(lengths_ptr + kv_head)
     _, end, sink_end, _, _ = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
-    _, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
-    place = part * CHUNK + tl.arange(0, CHUNK)
-    node = tl.cdiv(sink_end, span) + place
-    if tl.cdiv(sink_end, span) + part * CHUNK < end // span:
+    top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
+    scanned = part * CHUNK + tl.arange(0, CHUNK)
+    level, node, span = _places(scan_base + scanned, blocks, levels, BRANCHING)
+    real = (scanned < scan_width) & (level <= top) & (node >= tl.cdiv(sink_end, span)) & (node < end // span)
+    if tl.max(real.to(tl.int32), 0) > 0:
         offs_d = tl.arange(0, BLOCK_D)
         q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
         high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
-        level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-        score = _score(
-            level_ptr,
-            node,
-            node < end // span,
-            high,
-            low,
-            span,
-            length,
-            offs_d,
-            GROUP,
-            BLOCK_SIZE,
-            HEAD_DIM,
-            HAS_BOUNDS,
-        )
-        tl.store(scan_ptr + item * scan_width + place, score, mask=place < scan_width)
+        row_ptr = nodes_ptr + (kv_head * node_count + scan_base) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+        score = _score(row_ptr, scanned, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+        score += GROUP * log_keys(node, span, length, BLOCK_SIZE)
+        tl.store(scan_ptr + item * scan_width + scanned, score, mask=real)
 
 
 @triton.jit
 def _walk(
     q_ptr, nodes_ptr, lengths_ptr, scan_ptr, list_ptr, score_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads, queries,
-    blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, scan_width, out_width,
+    blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, scan_level, scan_base,
+    scan_width, out_width,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, HAS_SCAN: tl.constexpr,
     BUDGETED: tl.constexpr,
@@ -147,22 +154,22 @@ def _walk(
                 keep = tl.maximum(leaf_width - forced, 0)
         chosen = allowed
         if tl.sum(allowed.to(tl.int32)) > keep:
-            # Scores of the start level are there where `_scan` ran.
+            # Scores of the upper levels are there where `_scan` ran; the others are made here.
+            here = tl.where(top - step >= scan_level, 0, places)
             level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-            for start in range(0, tl.where(HAS_SCAN & (step == 0), 0, places), CHUNK):
+            for start in range(0, here, CHUNK):
                 place = start + tl.arange(0, CHUNK)
                 some, real = candidates(list_ptr, place, places, listed, lo, hi, BRANCHING)
-                score = _score(
-                    level_ptr, some, real, high, low, span, length, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, HAS_BOUNDS
-                )
+                score = _score(level_ptr, some, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+                score += GROUP * log_keys(some, span, length, BLOCK_SIZE)
                 tl.store(score_ptr + place, score, mask=place < places)
             tl.debug_barrier()
+            score = tl.load(score_ptr + slot, mask=slot < here, other=0.0)
             if HAS_SCAN:
-                scanned = tl.load(scan_ptr + item * scan_width + slot, mask=allowed & (step == 0), other=0.0)
-                score = tl.where(step == 0, scanned, tl.load(score_ptr + slot, mask=allowed & (step > 0), other=0.0))
-                chosen = best(score, allowed, keep)
-            else:
-                chosen = best(tl.load(score_ptr + slot, mask=allowed, other=0.0), allowed, keep)
+                scanned_at = scan_ptr + item * scan_width + offset - scan_base
+                scanned = tl.load(scanned_at + node, mask=allowed & (slot >= here), other=0.0)
+                score = tl.where(slot < here, score, scanned)
+            chosen = best(score, allowed, keep)
         kept = tl.sum(chosen.to(tl.int32))
         order = tl.cumsum(chosen.to(tl.int32))
         tl.debug_barrier()
@@ -187,6 +194,12 @@ def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     return nodes
 
 
+def walk_warps(slots: int) -> int:
+    """Warps of a walk whose levels have so many candidates: 8, which keep 32 KB of nodes in flight, a quarter of a level's of
+    256; 16 where the candidates would not fit their registers. Predicted, not measured."""
+    return 8 if slots <= 4096 else 16
+
+
 def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     """The leaf candidates of every query (the K best leaves where no exact score follows): [items, width] and their counts."""
     rules, sizes, store = call.rules, call.store.sizes, call.store
@@ -196,16 +209,17 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     shape |= {"HEADS": triton.next_power_of_2(call.group), "BRANCHING": sizes.branching}
     tensors = (call.q, store.nodes, store.lengths)
     scanned = None
-    if call.scan_width:
-        scanned = call.scratch(call.scan_width)
-        _scan[(call.items * triton.cdiv(call.scan_width, SCAN_CHUNK),)](
-            *tensors, scanned, call.q.stride()[:3], call.scale, *call.counts, *edge, *forced, call.scan_width,
+    scan = (call.scan_level, sizes.offsets[call.scan_level], sizes.offsets[-1] - sizes.offsets[call.scan_level])
+    if call.scan_level < sizes.levels:
+        scanned = call.scratch(scan[2])
+        _scan[(call.items * triton.cdiv(scan[2], SCAN_CHUNK),)](
+            *tensors, scanned, call.q.stride()[:3], call.scale, *call.counts, *edge, *forced, *scan[1:],
             CHUNK=SCAN_CHUNK, num_warps=4, **shape,
         )  # fmt: skip
     is_last = rules.leaf_score == "summary"
     _walk[(call.items,)](
         *tensors, scanned, call.lists(rules.inner_width() + 2), call.scratch(call.slots), candidates, counts,
-        call.q.stride()[:3], call.scale, *call.counts, *edge, rules.inner_width(), call.passed, *forced, call.scan_width,
+        call.q.stride()[:3], call.scale, *call.counts, *edge, rules.inner_width(), call.passed, *forced, *scan,
         candidates.shape[1], SLOTS=call.slots, CHUNK=WALK_CHUNK, HAS_SCAN=scanned is not None,
-        BUDGETED=rules.forced_in_budget and is_last, num_warps=WALK_WARPS, **shape,
+        BUDGETED=rules.forced_in_budget and is_last, num_warps=walk_warps(call.slots), **shape,
     )  # fmt: skip

@@ -113,14 +113,11 @@ def mass(device: str) -> None:
 
 
 def decode(device: str) -> None:
-    """Tokens, a prompt and a cut; a step that is split, with its start level scored apart."""
-    from pyramidbench.kernels import decode_call
-
+    """Tokens, a prompt and a cut; a step that is split, with its upper levels scored whole."""
     tests = load("test_decode")
     tests.check_append(tests.Case("", tests.FULL, (70,), paged=True), half(device), device, (50, 1, 19), 48)
     case = tests.Case("", {**WALK, "top_k": 2}, (90, 20), queries=2, head_dim=64, head_dim_v=64, paged=True)
-    with mock.patch.object(decode_call, "SCAN_FROM", 2):
-        assert tests.check_step(case, half(device), device) <= NEAR_TIES
+    assert tests.check_step(case, half(device), device) <= NEAR_TIES
 
 
 GROUPS: dict[str, Callable[[str], None]] = {

@@ -332,7 +332,7 @@ def decode(
         "walk": (
             lambda: decode_walk._walk,
             {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512, "BUDGETED": False},
-            decode_walk.WALK_WARPS,
+            decode_walk.walk_warps(slots),
         ),
         "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
         "attend": (

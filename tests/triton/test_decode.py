@@ -22,7 +22,7 @@ WIDE: dict[str, Any] = {**BASE, "top_k": 8}
 
 @dataclass(frozen=True)
 class Case:
-    """Lengths of the sequences, rules and sizes of the cache. `scan_from`: start levels of more nodes are scored apart."""
+    """Lengths of the sequences, rules and sizes of the cache. `scan_bytes`: what may be scored whole."""
 
     name: str
     rules: dict[str, Any]
@@ -35,14 +35,14 @@ class Case:
     block_size: int = 16
     room: int = 20
     paged: bool = False
-    scan_from: int | None = None
+    scan_bytes: int | None = None
 
 
 SMALL = [
     Case("default", {**NARROW, "top_k": 3}),
-    Case("start-level-scored-apart-paged", {**NARROW, "top_k": 3}, (300, 17, 64), queries=2, paged=True, scan_from=2),
+    Case("upper-levels-scored-whole-paged", {**NARROW, "top_k": 3}, (300, 17, 64), queries=2, paged=True, scan_bytes=16384),
     Case("branching-3-summary-leaf", {**NARROW, "start_width": 3, "top_k": 2, "branching": 3, "leaf_score": "summary"}),
-    Case("flat-scored-apart", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "summary"}, (130, 300), scan_from=2),
+    Case("flat-scored-whole", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "summary"}, (130, 300), scan_bytes=16384),
     Case("flat-filtered-lse", {**BASE, "top_k": 3, "levels": 1, "leaf_candidates": 2, "head_reduce": "lse"}),
     Case("set-per-query-head", {**NARROW, "top_k": 2, "head_reduce": "none"}, (200, 33), queries=3),
     Case("forced-in-budget-means-sum-lse", {**NARROW, "top_k": 5, "forced_in_budget": True, "bound_weight": 0.0,
@@ -143,14 +143,25 @@ def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, 
 def test_step(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyramidbench.kernels import decode_call
 
-    if case.scan_from is not None:
-        monkeypatch.setattr(decode_call, "SCAN_FROM", case.scan_from)
+    if case.scan_bytes is not None:
+        monkeypatch.setattr(decode_call, "SCAN_BYTES", case.scan_bytes)
     assert check_step(case, torch.float32, device) == 0
 
 
 @named(SMALL[:2])
 def test_step_in_half(case: Case, device: str) -> None:
     assert check_step(case, torch.float16, device) == 0
+
+
+@pytest.mark.parametrize(("scan_bytes", "long_start"), [(0, 1000), (0, 2), (2000, 1000)])
+def test_step_with_levels_gathered_and_scored_whole(
+    scan_bytes: int, long_start: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyramidbench.kernels import decode_call
+
+    monkeypatch.setattr(decode_call, "SCAN_BYTES", scan_bytes)
+    monkeypatch.setattr(decode_call, "LONG_START", long_start)
+    assert check_step(Case("", {**NARROW, "top_k": 2}, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
 
 
 @pytest.mark.parametrize("programs", [1, 1000])
