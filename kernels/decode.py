@@ -180,7 +180,7 @@ class _Walk:
         else:
             log_keys, last = None, first + torch.arange(size, device=first.device)
         visible = (last <= seen) & (blocks >= 0)[..., None]
-        logits = self.queries @ keys.masked_fill(~visible[..., None], 0).flatten(3, 4).mT
+        logits = self.queries @ keys.masked_fill_(~visible[..., None], 0).flatten(3, 4).mT
         logits = logits.unflatten(-1, visible.shape[-2:])
         logits = logits if log_keys is None else logits + log_keys[..., None, :, :]
         masses = logits.masked_fill(~visible[..., None, :, :], -math.inf).logsumexp(-1)
@@ -219,8 +219,8 @@ def attend_reference(q: Tensor, store: CacheStore, blocks: Tensor, scale: float)
     position = store.lengths[:, :1, None] - q.shape[2] + torch.arange(q.shape[2], device=q.device)
     seen = (key <= position[..., None]) & (blocks >= 0).repeat_interleave(size, -1)
     keys, values = (store.blocks_of(x, blocks.long()).to(wide).flatten(3, 4) for x in (store.k, store.v))
-    # What the unused tail holds may be NaN, which a weight of 0 does not undo.
-    logits = (queries @ keys.masked_fill(~seen[..., None], 0).mT).masked_fill(~seen[..., None, :], -math.inf)
+    # What the unused tail holds may be NaN, which a weight of 0 does not undo. (Both are copies: they were gathered.)
+    logits = (queries @ keys.masked_fill_(~seen[..., None], 0).mT).masked_fill(~seen[..., None, :], -math.inf)
     weights = logits.softmax(-1).masked_fill(~seen.any(-1)[..., None, None], 0)
-    output = weights @ values.masked_fill(~seen[..., None], 0)
+    output = weights @ values.masked_fill_(~seen[..., None], 0)
     return output.transpose(2, 3).flatten(1, 2).to(q.dtype)

@@ -20,7 +20,7 @@ from pyramidbench.registry import create
 class PyramidCache:
     """Keys and values of up to `max_len` tokens for each of `batch` sequences, and the pyramid over the keys.
 
-    Everything is allocated here: B·G·max_len·(D + Dv) elements, and about 9 % more in 16 bits at blocks of 64
+    Everything is allocated here: B·G·max_len·(D + Dv) elements, and about 12 % more in 16 bits at blocks of 64
     (docs/decode.md). Sequences have lengths of their own. Each new token touches O(log max_len) summaries, and the cache always
     holds what a build over its keys would hold, bit for bit.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +111,12 @@ REFUSED = {
 def test_what_it_refuses_it_explains(call: Callable[[], object], message: str) -> None:
     with pytest.raises(pb.UserError, match=message):
         call()
+
+
+def test_the_page_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "decode.md").read_text(encoding="utf-8")
+    exec(page.split("```python\n")[1].split("```")[0], {})
+    assert capsys.readouterr().out == "torch.Size([2, 8, 1, 64]) [3003, 1203]\n"
 
 
 def test_gradients_do_not_pass(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
