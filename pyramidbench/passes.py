@@ -16,7 +16,7 @@ from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import DTYPES, Pass, Problem
 from pyramidbench.selection import BlockSelection, frozen
 
-ATTENTION_WORK: dict[Pass, float] = {"forward": 1.0, "backward": 2.5, "train": 3.5, "decode": 1.0}
+ATTENTION_WORK: dict[Pass, float] = {"forward": 1.0, "backward": 2.5, "train": 3.5}
 """Operations on attended pairs, in units of the forward's: it has two matrix products, and the backward five."""
 SEED = 3
 Gradients = tuple[Tensor, Tensor, Tensor]

@@ -1,6 +1,6 @@
 """Generates text with a language model through two caches, dense and pyramid, and prints both with their speed.
 
-    python docs/decode/generate.py [--prompt-tokens 2048] [--tokens 64] [--top-k 8] [--seed 0] [--model smollm2] [--text FILE]
+    python docs/decode/generate.py [--prompt-tokens 2048] [--tokens 48] [--top-k 8] [--seed 0] [--model smollm2] [--text FILE]
 
 The model goes through transformers' attention interface with its own cache switched off: each layer has a cache here. The
 prompt is attended to densely in both runs, and its keys fill the caches; from then on every new token attends through them.
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2", help="smollm2, a GGUF file, a folder, or a Hugging Face name")
     parser.add_argument("--text", type=Path, help="the prompt's text (default: source of Python's standard library)")
     parser.add_argument("--prompt-tokens", type=int, default=2048, help="tokens of the text that are the prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--tokens", type=int, default=48, help="tokens to generate")
     parser.add_argument(
         "--top-k", type=int, default=8, help="blocks of 64 tokens by rank, besides the first and the last two"
     )
