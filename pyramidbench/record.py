@@ -126,6 +126,7 @@ class Record(BaseModel):
     route_peak_bytes: int | None = _column("peak memory above the inputs while blocks are scored and chosen")
     route_expected_bytes: int | None = _column("the same by formula: summaries, scores, lists")
     index_peak_bytes: int | None = _column("peak memory above the inputs in the rest of choosing")
+    append_peak_bytes: int | None = _column("peak memory above the inputs while a decoding step's tokens are written")
     attend_peak_bytes: int | None = _column("peak memory above the inputs during attention")
     attend_expected_bytes: int | None = _column("the same by formula: lists, output and scratch")
     backward_peak_bytes: int | None = _column("peak memory above the inputs during the backward")
