@@ -315,7 +315,8 @@ def decode(
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
         "append": (
             lambda: decode_append._append,
-            {**shape, **values, **written, **pages, "counts_ptr": None, "BRANCHING": 2, "LEVELS": 16, "HAS_COUNTS": False},
+            {**shape, **values, **written, **pages, "counts_ptr": None, "BRANCHING": 2, "LEVELS": 16, "HAS_COUNTS": False,
+             "FINISH": False},
             decode_tokens.APPEND_WARPS,
         ),
         "blocks": (
