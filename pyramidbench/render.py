@@ -26,7 +26,8 @@ from pyramidbench.registry import create, method_class, preset_names
 from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
-from pyramidbench.units import MISSING, duration, mebibytes, milliseconds, one_line, tokens
+from pyramidbench.tuning import Choice, setting_text
+from pyramidbench.units import MISSING, duration, mebibytes, milliseconds, one_line, ratio, share, tokens
 from pyramidbench.verdict import caveats
 
 STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
@@ -104,6 +105,23 @@ def show_comparison(console: Console, comparison: Comparison) -> None:
     for line in sentences(comparison):
         _line(console, line)
     _explain(console, [column for column in shown if column.meaning])
+
+
+def show_choices(console: Console, choices: Iterable[Choice], mass: float, varied: Sequence[str]) -> None:
+    """Print the setting that was chosen for each length, and where none keeps the wanted mass, the one that keeps most."""
+    rows = []
+    for choice in choices:
+        row = choice.row or choice.most
+        note = "" if choice.row else f"none keeps {mass:g}; this one keeps most"
+        rows.append(
+            [
+                tokens(choice.seq_len_kv), setting_text(row, varied), milliseconds(row["latency_s"]), ratio(row["speedup"]),
+                share(row["mass_kept"]), share(row["output_error"]), str(choice.settings), note,
+            ]
+        )  # fmt: skip
+    names = ["N", "setting", "ms", "speed-up", "mass kept", "error", "tried", "reason"]
+    show_table(console, f"Fastest setting that keeps {mass:g} of the attention", rows, names)
+    _line(console, "On this input and device alone. Speed-up is over the fastest dense method of the same run.", "dim")
 
 
 def show_merge(console: Console, merging: Merging) -> None:
