@@ -23,7 +23,8 @@ def row(
     record: dict[str, Any] = dict.fromkeys(columns())
     return record | {
         "cell": "c", "status": "ok", "method": "pyramid", "kind": "selection", "device": "X", "batch": 1, "heads": 1,
-        "kv_heads": 1, "head_dim": 64, "dtype": "float32", "causal": True, "pass": "forward", "input": "topics", "layer": layer, "seed": 0,
+        "kv_heads": 1, "head_dim": 64, "dtype": "float32", "causal": True, "pass": "forward", "input": "topics",
+        "layer": layer, "seed": 0,
         "seq_len": seq_len, "seq_len_kv": seq_len, "block_size": 64, "top_k": 8, "levels": 2, "query_tile": 64,
         "parameters": json.dumps({"top_k": 8, "beam": beam}), "latency_s": latency_s, "mass_kept": mass,
     } | more  # fmt: skip
