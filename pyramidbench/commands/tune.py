@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Option
@@ -31,6 +31,9 @@ from pyramidbench.flags import (
     TopK,
 )
 
+if TYPE_CHECKING:
+    from pyramidbench.tuning import Choice
+
 Method = Annotated[str, Option("--method", help="name or name:preset", rich_help_panel="Axes")]
 Vary = Annotated[list[str] | None, Option(help="a parameter and its values, as beam=1,2,4; may be repeated")]
 Mass = Annotated[float, Option(min=0, max=1, help="share of the attention that a setting must keep")]
@@ -47,8 +50,8 @@ def tune(
     from pyramidbench.commands.measuring import exit_code, measured
     from pyramidbench.inputs import measures_quality
     from pyramidbench.output import console, print_json, say
-    from pyramidbench.render import show_choices
-    from pyramidbench.tuning import USUAL_TOP_K, choose, parse_values, setting_text, tuning_suite
+    from pyramidbench.render_tools import show_choices
+    from pyramidbench.tuning import USUAL_TOP_K, choose, parse_values, tuning_suite
 
     if seq is None:
         raise UserError("no lengths to tune for; give --seq, as 4k..32k.")
@@ -68,15 +71,20 @@ def tune(
         return
     choices = choose(run.frame, mass)
     if json:
-        print_json([
-            {
-                "seq_len_kv": choice.seq_len_kv, "settings": choice.settings,
-                "setting": setting_text(choice.row, list(values)) if choice.row else None,
-                **{name: (choice.row or {}).get(name) for name in ("latency_s", "speedup", "mass_kept", "output_error")},
-            }
-            for choice in choices
-        ])  # fmt: skip
+        print_json([_json(choice, list(values)) for choice in choices])
     else:
         show_choices(console(), choices, mass, list(values))
         say(console(), f"Run: {run.path}")
     raise typer.Exit(exit_code(run))
+
+
+def _json(choice: Choice, varied: list[str]) -> dict[str, object]:
+    from pyramidbench.tuning import setting_text
+
+    numbers = ("latency_s", "speedup", "mass_kept", "output_error")
+    return {
+        "seq_len_kv": choice.seq_len_kv,
+        "settings": choice.settings,
+        "setting": setting_text(choice.row, varied) if choice.row else None,
+        **{name: (choice.row or {}).get(name) for name in numbers},
+    }
