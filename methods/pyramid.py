@@ -10,10 +10,11 @@ from pydantic import Field
 from torch import Tensor
 
 from pyramidbench.cost import Cost, attention_cost
+from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.pyramid import walked_levels
 from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import walk_cost
+from pyramidbench.kernels.walk_cost import step_cost, walk_cost
 from pyramidbench.method import BlockMethod, Positive
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
@@ -63,6 +64,9 @@ class PyramidTopK(BlockMethod):
     score_rows: Positive | None = None
 
     def unsupported(self, problem: Problem) -> str | None:
+        if problem.direction == "decode":
+            gap = backends.decode_gap(problem, self.rules(problem), self.block_size)
+            return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
         gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
         gap = gap or backends.attention_gap(problem, self.block_size)
         return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
@@ -119,3 +123,13 @@ class PyramidTopK(BlockMethod):
         )
         parts = backends.parts_bytes(problem, tiling, rules, self._route_backend(problem))
         return Cost((*walk_cost(problem, tiling, rules), attend), held, *parts)
+
+    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
+        return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
+
+    def step_cost(self, problem: Problem) -> Cost:
+        planned, stages = self.planned(problem), step_cost(problem, self.tiling(problem), self.rules(problem))
+        return Cost((*stages, attention_cost(problem, planned.pairs, planned.listed, self.block_size)))
+
+    def step_backend(self, problem: Problem) -> str:
+        return backends.chosen(self.implementation, backends.decode_gap(problem, self.rules(problem), self.block_size))

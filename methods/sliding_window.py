@@ -8,8 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.cost import Cost, StageCost, append_cost, attention_cost
+from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
+from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import attention_scratch
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
@@ -58,3 +60,21 @@ class SlidingWindow(BlockMethod):
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
         scratch = attention_scratch(problem) if self._attend_backend(problem) == "reference" else 0.0
         return Cost((StageCost("route", 0.0, lists), attend), lists + scratch, 0.0, lists)
+
+    def window_rules(self, problem: Problem) -> WalkRules:
+        """A walk that ranks nothing: the window is all local blocks."""
+        forced = self.sinks(problem) + self.locals(problem) if self.forced_in_budget else 0
+        window = max(self.top_k - forced, 0)
+        return WalkRules(0, self.sinks(problem), self.locals(problem) + window, levels=1, leaf_score="summary")
+
+    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
+        return backends.decoder(problem, self.window_rules(problem), self.block_size, layout, self.implementation)
+
+    def step_cost(self, problem: Problem) -> Cost:
+        planned = self.planned(problem)
+        return Cost((append_cost(problem), attention_cost(problem, planned.pairs, planned.listed, self.block_size)))
+
+    def step_backend(self, problem: Problem) -> str:
+        return backends.chosen(
+            self.implementation, backends.decode_gap(problem, self.window_rules(problem), self.block_size)
+        )

@@ -25,9 +25,9 @@ KEYS = ["method", "kind", "backend", *PROBLEM, *BUDGET, "parameters"]
 """Columns that two cells must share before they may be averaged: all but layer and seed."""
 SETTING = [*(column for column in PROBLEM if column not in ("seq_len", "seq_len_kv")), "layers"]
 MEANS = [
-    "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "attend_s", "backward_s", "tokens_per_s",
-    "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept", "mass_kept_p5",
-    "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
+    "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "append_s", "attend_s", "backward_s",
+    "tokens_per_s", "bytes_per_token", "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept",
+    "mass_kept_p5", "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
 ]  # fmt: skip
 WEAKEST = ["recall_worst_head", "mass_kept_worst_head", "samples", "sampled_tiles"]
 LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes", "memory_flagged"]
