@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
-from pyramidbench.palette import PAPER
+from pyramidbench.reporting.palette import PAPER
 
 Point = tuple[float, float]
 Side = tuple[float, float, Literal["left", "center", "right"], Literal["bottom", "center", "top"]]

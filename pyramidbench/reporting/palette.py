@@ -21,12 +21,25 @@ FAVOURED = {
     "pyramid": (BLUE, "o"),
     "pyramid:fast": (SKY, "s"),
     "pyramid:paper": (PURPLE, "D"),
+    "pyramid:fastest": (PURPLE, "p"),
     "flat": (ORANGE, "^"),
     "flat:exact": (VERMILLION, "v"),
     "sliding_window": (GREEN, "P"),
 }
 """Methods that nearly every run has keep their look from report to report."""
-OTHERS = [(colour, marker) for marker in "X<>ph*" for colour in (GREEN, PURPLE, ORANGE, SKY, VERMILLION, BLUE)]
+COLOURS = (GREEN, PURPLE, ORANGE, SKY, VERMILLION, BLUE)
+OTHERS = [(COLOURS[(i + i // 6) % 6], "X<>h*8"[i % 6]) for i in range(36)]
+"""Looks for the rest: neighbours differ in colour and in marker."""
+STAGES = {
+    "build": (PURPLE, INK), "route": (ORANGE, INK), "index": (GREEN, INK), "attend": (BLUE, PAPER),
+    "backward": (VERMILLION, INK), "append": (SKY, INK),
+}  # fmt: skip
+"""Colour of each stage of a call, and of text on it."""
+OTHER_STAGE = (BOUND, INK)
+HEAT = (
+    "#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838",
+)  # fmt: skip
+"""Ten steps of cividis, from low to high: even in lightness, and the same to every kind of colour vision."""
 BOUND_MARKERS = "dx+1"
 DENSE_LINES: tuple[Line, ...] = ("-", "--", ":")
 

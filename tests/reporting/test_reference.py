@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from pyramidbench.record import MEASURED
-from pyramidbench.report import write_report
+from pyramidbench.reporting.write import Source, write_report
 from pyramidbench.store import load_run
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUNS = sorted(path.parent for path in (ROOT / "results" / "reference").glob("*/manifest.json"))
 
 
@@ -28,14 +30,28 @@ def test_a_reference_run_is_whole_and_names_no_folder_of_its_machine(folder: Pat
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_a_reference_report_regenerates_from_its_run(folder: Path, tmp_path: Path) -> None:
-    run = load_run(folder)
-    write_report(run.frame, run.manifest.model_dump(), run.device.model_dump(), tmp_path)
+    """Text files letter by letter, and the data of every chart; fonts may differ between machines, so no pictures."""
+    write_report([Source.of(load_run(folder))], tmp_path)
     committed = ROOT / "reports" / "reference" / folder.name
+    again = f"run `pyramidbench report results/reference/{folder.name} --out reports/reference/{folder.name}`"
     for name in ("summary.md", "results.csv"):
-        assert (tmp_path / name).read_text() == (committed / name).read_text(), (
-            f"{name}: run `pyramidbench report` again"
-        )
-    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in committed.iterdir()}
+        assert (tmp_path / name).read_text() == (committed / name).read_text(), f"{name}: {again}"
+    assert embedded_data(tmp_path) == embedded_data(committed), again
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in committed.iterdir()}, again
+
+
+def embedded_data(report: Path) -> object:
+    """What a page's charts are drawn from."""
+    found = re.search(r'id="data">(.*?)</script>', (report / "report.html").read_text(encoding="utf-8"))
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_reference_reports_stay_small() -> None:
+    """The repository keeps every version of them."""
+    sizes = {path: path.stat().st_size for path in (ROOT / "reports" / "reference").rglob("*") if path.is_file()}
+    assert max(sizes.values()) < 1_000_000
+    assert sum(sizes.values()) < 5_000_000
 
 
 def test_the_demo_reproduces_the_order_of_the_selections() -> None:
