@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -24,13 +25,19 @@ class Method:
     """One way to compute attention. Subclass it as a frozen dataclass in a file named after the method.
 
     `kind` is "dense", "selection" (chooses blocks) or "bound" (an oracle or a floor: not a rival that one would deploy).
-    `presets` maps a preset's name to the fields that it sets. The subclass's docstring says what the method keeps and
-    why, its source, its cost, and where it differs from the source.
+    `presets` maps a preset's name to the fields that it sets. `granularity` says which queries share a set and what it is
+    made of. `selection_cost` is how the cost of choosing grows, such as "O(N log N)"; left empty, it is read off `cost`
+    (`pyramidbench.facts`). The subclass's docstring says what the method keeps and why, its source, its cost, and where it
+    differs from the source.
     """
 
     name: ClassVar[str] = ""
     kind: ClassVar[Kind] = "selection"
     source: ClassVar[str] = ""
+    granularity: ClassVar[str] = ""
+    selection_cost: ClassVar[str] = ""
+    chooses_inside: ClassVar[bool] = False
+    """Whether `attend` chooses by itself, in one call that cannot be taken apart: `select` then only tells what it chooses."""
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {}
 
     def unavailable(self) -> str | None:
@@ -57,8 +64,28 @@ class Method:
         """Predicted operations and bytes of one forward call, stage by stage."""
         raise NotImplementedError
 
+    def alternatives(self, problem: Problem) -> tuple[Method, ...]:  # noqa: ARG002 - part of the contract
+        """Methods that compute the same, the fastest of which a sweep runs in place of this one; most have none."""
+        return ()
+
+    def expected(
+        self,
+        q: Tensor,  # noqa: ARG002 - part of the contract
+        k: Tensor,  # noqa: ARG002
+        v: Tensor,  # noqa: ARG002
+        selection: BlockSelection | None,  # noqa: ARG002
+        problem: Problem,  # noqa: ARG002
+        tiles: Tensor,  # noqa: ARG002
+        dtype: torch.dtype,  # noqa: ARG002
+    ) -> Tensor | None:
+        """What some tiles' output should be, [B, H, T, query_tile, Dv], computed by plain torch in `dtype`, where `attend`
+        is no softmax over the listed blocks; None, the default, where it is one, which the gate knows by itself."""
+        return None
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
         """The whole call, end to end: choose, then attend. The choice is a constant to gradients."""
+        if self.chooses_inside:
+            return self.attend(q, k, v, None, problem)
         with frozen(q.device):
             selection = self.select(q, k, problem)
         return self.attend(q, k, v, selection, problem)
@@ -76,6 +103,10 @@ class BlockMethod(Method):
         implementation: "triton" (an error where its kernels cannot run), "reference" (torch), or "auto": triton where it
             can. The row's `backend` says which ran.
     """
+
+    granularity: ClassVar[str] = "any tile × any block"
+    budget_parameter: ClassVar[str | None] = "top_k"
+    """The parameter that a budget sets; None for a method that decides for itself how much it keeps, such as by Top-p."""
 
     top_k: NonNegative = 16
     block_size: Positive = 64

@@ -13,6 +13,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.clock import FEWEST_SAMPLES
 from pyramidbench.cost import Cost
 from pyramidbench.expand import DescribeInput
+from pyramidbench.fastest import TIMING_S
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
 from pyramidbench.passes import pass_cost
@@ -38,6 +39,8 @@ TIMED_CALLS = 3
 """Further calls of a timed cell outside the clock: its stages (more often where calls are short), memory, the gate again."""
 GRADIENT_CALLS = 5
 """Calls that the gate makes besides, where the pass has gradients."""
+CHOOSING_CALLS = 5
+"""Calls of each alternative, at least: one for the gate, one to learn how long it takes, three samples."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES
 """Calls under the clock at least: one to learn how long it takes, and the samples."""
 
@@ -100,8 +103,9 @@ class Estimator:
     costs: dict[str, Cost] = field(default_factory=dict)
 
     def predict(self, cell: Cell) -> float:
-        """Seconds that the whole cell takes: its calls, the gate and quality."""
-        return self._calls_s(cell, self.call_seconds(cell)) + self.checks[cell.timed].mean
+        """Seconds that the whole cell takes: its calls, the gate and quality, and the choice among alternatives."""
+        call_s = self.call_seconds(cell)
+        return self._calls_s(cell, call_s) + self.checks[cell.timed].mean + self._choosing_s(cell, call_s)
 
     def call_seconds(self, cell: Cell) -> float:
         """Seconds of one call of the cell's method."""
@@ -134,6 +138,11 @@ class Estimator:
         if not cell.timed:
             return CHECKED_CALLS[False] * call_s
         return _unclocked_calls(cell) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
+
+    def _choosing_s(self, cell: Cell, call_s: float) -> float:
+        """Seconds that it takes to find the fastest of the method's alternatives, of which the slowest may take longer."""
+        rivals = len(cell.make_method().alternatives(cell.problem(self.device_kind))) if cell.timed else 0
+        return rivals * (TIMING_S + CHOOSING_CALLS * call_s) if rivals > 1 else 0.0
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""

@@ -16,6 +16,7 @@ from pyramidbench import inputs
 from pyramidbench.cell import Cell
 from pyramidbench.clock import Call
 from pyramidbench.errors import UserError
+from pyramidbench.fastest import Choice, fastest
 from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form, gate_tiling
 from pyramidbench.gate_gradients import check_gradients, check_gradients_causal
 from pyramidbench.memory import peak_above_inputs
@@ -57,11 +58,19 @@ class Loaded:
     v: Tensor
     problem: Problem
     exact: dict[Tiling, tuple[Tensor, ExactRows, TileMass | None]] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Cell, device: torch.device) -> Loaded:
         q, k, v = inputs.load_inputs(cell, device)
         return cls(q, k, v, cell.problem(device.type))
+
+    def choose(self, method: Method) -> Choice:
+        """The fastest of a method's alternatives, measured when first asked for; most methods stand for themselves."""
+        asked = f"{method.name} {method}"
+        if asked not in self.choices:
+            self.choices[asked] = fastest(method, self.q, self.k, self.v, self.problem)
+        return self.choices[asked]
 
     def exact_rows(self, tiling: Tiling, elements: int) -> tuple[Tensor, ExactRows, TileMass | None]:
         """Sampled tiles, exact attention on them in fp32, and the mass of more tiles where a faster source runs."""
@@ -150,8 +159,11 @@ def _input_label(cell: Cell) -> str:
 
 def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> Record:
     q, k, v, problem = loaded.q, loaded.k, loaded.v, loaded.problem
+    choice = loaded.choose(method) if cell.timed else Choice(method)
+    method = choice.method
     called = check_call(method, q, k, v, problem) if cell.timed else check_form(method, q, k, v, problem)
     columns = describe(cell, settings) | {
+        "reason": choice.note,
         "backend": method.backend(problem),
         **work(method, problem, called.selection),
         **asdict(_quality(cell, method, called, loaded, settings)),

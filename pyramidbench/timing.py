@@ -30,10 +30,11 @@ def measure_time(
     and `training` the pass with gradients, None in a forward."""
     q, k, v = tensors
     clock = clock_for(q.device)
+    apart = not method.chooses_inside
     with torch.no_grad():
         samples = sample(_timed_call(method, tensors, problem, selection, training), clock, timing_s)
         stages = stage_times(
-            lambda: method.select(q, k, problem),
+            (lambda: method.select(q, k, problem)) if apart else (lambda: None),
             lambda: training.attend(selection) if training else method.attend(q, k, v, selection, problem),
             q.device,
             STAGE_REPEATS if max(samples) < LONG_CALL_S else 1,
@@ -50,7 +51,7 @@ def measure_time(
         "clock": clock.name,
         "build_s": build,
         "route_s": route,
-        "index_s": max(0.0, index) if selection is not None else None,
+        "index_s": max(0.0, index) if selection is not None and apart else None,
         "attend_s": stages["attend"],
         "backward_s": stages.get("backward"),
     }
