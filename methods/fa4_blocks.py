@@ -35,7 +35,7 @@ class Fa4Blocks(FedBlocks):
 
     kernel: ClassVar[str] = "fa4-blocks"
     source: ClassVar[str] = "FlashAttention-4, flash-attn-4, flash_attn.cute.block_sparsity"
-    granularity: ClassVar[str] = "128 (256) × 128"
+    granularity: ClassVar[str] = "128 × 128"
 
     block_size: Positive = BLOCK
     query_tile: Positive = 128

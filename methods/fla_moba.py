@@ -35,7 +35,7 @@ class FlaMoba(BlockMethod):
     """
 
     source: ClassVar[str] = "MoBA, arXiv 2502.13189; fla-core 0.6, fla.ops.moba"
-    granularity: ClassVar[str] = "token × any block"
+    granularity: ClassVar[str] = "1 × any"
     selection_cost: ClassVar[str] = "O(N²/C)"
     chooses_inside: ClassVar[bool] = True
 

@@ -37,7 +37,7 @@ class FlaNsa(FedBlocks):
 
     kernel: ClassVar[str] = "fla-nsa"
     source: ClassVar[str] = "Native Sparse Attention, arXiv 2502.11089; fla-core 0.6, fla.ops.nsa"
-    granularity: ClassVar[str] = "token × any block"
+    granularity: ClassVar[str] = "1 × any"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "own": {"choose": "fla"}}
 
     query_tile: Positive = 1

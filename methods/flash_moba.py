@@ -33,7 +33,7 @@ class FlashMoba(FedBlocks):
 
     kernel: ClassVar[str] = "flash-moba"
     source: ClassVar[str] = "Optimizing Mixture of Block Attention, arXiv 2511.11571; flash-moba 2.0"
-    granularity: ClassVar[str] = "token × any block"
+    granularity: ClassVar[str] = "1 × any"
 
     query_tile: Positive = 1
 

@@ -35,7 +35,7 @@ class Flex(FedBlocks):
 
     kernel: ClassVar[str] = "flex"
     source: ClassVar[str] = "FlexAttention, arXiv 2412.05496, torch.nn.attention.flex_attention"
-    granularity: ClassVar[str] = "tiles × blocks, each a multiple of 128 on a GPU"
+    granularity: ClassVar[str] = "128s × 128s"
 
     block_size: Positive = 128
     query_tile: Positive = 128

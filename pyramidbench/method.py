@@ -25,10 +25,10 @@ class Method:
     """One way to compute attention. Subclass it as a frozen dataclass in a file named after the method.
 
     `kind` is "dense", "selection" (chooses blocks) or "bound" (an oracle or a floor: not a rival that one would deploy).
-    `presets` maps a preset's name to the fields that it sets. `granularity` says which queries share a set and what it is
-    made of. `selection_cost` is how the cost of choosing grows, such as "O(N log N)"; left empty, it is read off `cost`
-    (`pyramidbench.facts`). The subclass's docstring says what the method keeps and why, its source, its cost, and where it
-    differs from the source.
+    `presets` maps a preset's name to the fields that it sets. `granularity` is how many queries share a set, and how many
+    keys a block of it has: "any × any", "1 × any", "128 × 128". `selection_cost` is how the cost of choosing grows, such as
+    "O(N²/C)"; left empty, it is read off `cost` (`pyramidbench.facts`). The subclass's docstring says what the method keeps
+    and why, its source, its cost, and where it differs from the source.
     """
 
     name: ClassVar[str] = ""
@@ -104,7 +104,7 @@ class BlockMethod(Method):
             can. The row's `backend` says which ran.
     """
 
-    granularity: ClassVar[str] = "any tile × any block"
+    granularity: ClassVar[str] = "any × any"
     budget_parameter: ClassVar[str | None] = "top_k"
     """The parameter that a budget sets; None for a method that decides for itself how much it keeps, such as by Top-p."""
 

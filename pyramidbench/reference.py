@@ -1,4 +1,4 @@
-"""The tables of docs/ that follow from the code: result columns and methods. `python -m pyramidbench.reference docs`."""
+"""The tables of README.md and docs/ that follow from the code: columns and methods. `python -m pyramidbench.reference docs`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pyramidbench.errors import UserError
+from pyramidbench.facts import facts
 from pyramidbench.record import Record
 from pyramidbench.registry import method_class, method_names, preset_names
 
@@ -34,7 +35,22 @@ def methods_markdown() -> str:
     return _table(["method", "kind", "presets", "what it is", "source"], rows)
 
 
-TABLES = {"results.md": ("columns", columns_markdown), "methods.md": ("methods", methods_markdown)}
+def facts_markdown() -> str:
+    """Every method that comes with pyramidbench, as the Markdown table of README.md: what it keeps, what choosing costs, which
+    passes it has. What runs on this machine is not in it."""
+    rows = []
+    for name in method_names():
+        known = facts(name)
+        passes = ["yes" if has else "–" for has in (known.forward, known.backward, known.decode)]
+        rows.append([f"`{name}`", known.kind, known.granularity, known.selection_cost, *passes])
+    return _table(["method", "kind", "tile × block", "choosing", "forward", "backward", "decode"], rows)
+
+
+TABLES = {
+    "README.md": ("methods", facts_markdown),
+    "results.md": ("columns", columns_markdown),
+    "methods.md": ("methods", methods_markdown),
+}
 
 
 def filled(page: str, text: str) -> str:
@@ -51,9 +67,9 @@ def filled(page: str, text: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Rewrite the tables of the pages in a folder."""
+    """Rewrite the tables of the pages in a folder docs/, and of the README beside it."""
     for page in TABLES:
-        path = folder / page
+        path = folder.resolve().parent / page if page == "README.md" else folder / page
         path.write_text(filled(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pyramidbench.cell import Cell
+from pyramidbench.facts import Facts
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
-from pyramidbench.registry import create, method_class, preset_names
-from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
+from pyramidbench.tables import METHODS, RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
@@ -105,14 +105,22 @@ def show_plan(console: Console, planned: Iterable[Planned]) -> None:
     _line(console, f"{len(running)} of {len(cells)} cells run, in about {duration(total)}{others}.")
 
 
-def show_methods(console: Console, names: Iterable[str]) -> None:
-    """Print methods with their kind, presets, what they are, and why one cannot run here."""
-    rows = []
-    for name in names:
-        first_line = (method_class(name).__doc__ or "").strip().partition("\n")[0]
-        kind, missing = method_class(name).kind, create(name).unavailable()
-        rows.append([name, kind, ", ".join(preset_names(name)), missing or "", first_line])
-    show_table(console, "Methods", rows, ["method", "kind", "presets", "unavailable", "what it is"])
+def show_methods(console: Console, methods: Sequence[Facts]) -> None:
+    """Print what there is to know of methods before one tries them, and then why some cannot run here."""
+    rows: list[Row] = [
+        {
+            **method.model_dump(),
+            "passes": method.passes,
+            "here": "no" if method.unavailable else "yes",
+            "text": method.summary,
+        }
+        for method in methods
+    ]
+    _show_columns(console, "Methods", METHODS, [rows], "`pyramidbench list methods --json` has them")
+    _explain(console, METHODS)
+    for method in methods:
+        if method.unavailable:
+            _line(console, f"{method.name}: {method.unavailable}", "yellow")
 
 
 def show_table(console: Console, title: str, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
@@ -127,8 +135,15 @@ def _is_number(text: str) -> bool:
     return not text or text == MISSING or text[0].isdigit()
 
 
-def _show_columns(console: Console, title: str, columns: Sequence[Column], blocks: list[list[Row]]) -> None:
-    """A table of defined columns; where a terminal has no room for all, the least important ones are left out."""
+def _show_columns(
+    console: Console,
+    title: str,
+    columns: Sequence[Column],
+    blocks: list[list[Row]],
+    elsewhere: str = "results.csv and the report have them",
+) -> None:
+    """A table of defined columns; where a terminal has no room for all, the least important ones are left out, and it says
+    what has them `elsewhere`."""
     shown = list(columns)
     while True:
         texts = [[[column.write(row) for column in shown] for row in rows] for rows in blocks]
@@ -143,7 +158,7 @@ def _show_columns(console: Console, title: str, columns: Sequence[Column], block
         hidden = ", ".join(column.header for column in columns if column not in shown)
         _line(
             console,
-            f"Left out for want of width: {hidden}. A wider terminal, results.csv and the report have them.",
+            f"Left out for want of width: {hidden}. A wider terminal shows them; {elsewhere}.",
             "dim",
         )
 

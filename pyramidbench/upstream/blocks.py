@@ -37,6 +37,7 @@ class FedBlocks(BlockMethod):
     """
 
     kernel: ClassVar[str] = ""
+    selection_cost: ClassVar[str] = "as its rule"
 
     rule: Rule = "flat"
 

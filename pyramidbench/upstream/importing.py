@@ -10,26 +10,24 @@ from typing import Any
 Function = Callable[..., Any]
 
 
+class NotHere(ImportError):
+    """A function that cannot be had on this machine; the message is one line."""
+
+
 def function(modules: Sequence[str], name: str) -> Function:
     """The function of that name from the first module that has it.
 
     Raises:
-        ImportError: none can be imported; the message says why for each, in one line.
+        NotHere: none has it; the message says why for each.
     """
     reasons = []
     for module in modules:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what a package has to say about itself is no matter of a measurement
-                found = getattr(import_module(module), name, None)
-        except Exception as error:  # a package that is broken on this machine may raise anything
-            reasons.append(f"{module}: {' '.join(f'{type(error).__name__}: {error}'.split())}")
-            continue
+        found = _attribute(module, name)
         if callable(found):
             function: Function = found
             return function
-        reasons.append(f"{module} has no {name}")
-    raise ImportError("; ".join(reasons))
+        reasons.append(found)
+    raise NotHere("; ".join(str(reason) for reason in reasons))
 
 
 def gap(what: str, modules: Sequence[str], name: str, install: str) -> str | None:
@@ -39,6 +37,20 @@ def gap(what: str, modules: Sequence[str], name: str, install: str) -> str | Non
     """
     try:
         function(modules, name)
-    except ImportError as error:
-        return f"{what} cannot be imported ({error}); {install}"
+    except NotHere as reason:
+        return f"{what} is not here ({reason}); {install}"
     return None
+
+
+def _attribute(module: str, name: str) -> object:
+    """What a module calls so, or why there is no such thing, as text."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a package has to say about itself is no matter of a measurement
+            return getattr(import_module(module), name, f"{module} has no {name}")
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return f"no module {module}"
+        return f"{module} does not import: it needs {error.name}"
+    except Exception as error:  # a package that is broken on this machine may raise anything
+        return f"{module} does not import: {' '.join(f'{type(error).__name__}: {error}'.split())}"

@@ -168,7 +168,7 @@ def test_a_package_that_breaks_when_imported_says_how(stand_in: StandIn, monkeyp
 
     monkeypatch.setattr("pyramidbench.upstream.importing.import_module", broken)
     said = create("dense:fa2").unavailable() or ""
-    assert "flash_attn: OSError: flash_attn.so: undefined symbol: _ZN3c10" in said
+    assert "flash_attn does not import: OSError: flash_attn.so: undefined symbol: _ZN3c10)" in said
     monkeypatch.undo()
     stand_in("flash_attn")
     assert "flash_attn has no flash_attn_func" in (create("dense:fa2").unavailable() or "")

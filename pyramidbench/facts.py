@@ -1,0 +1,100 @@
+"""What one wants to know of a method before trying it: what it keeps, how its cost grows, which passes it has, whether it runs
+here. Read off the method itself where that is possible, so that it cannot be out of date."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from itertools import product
+
+from pydantic import BaseModel
+
+from pyramidbench.cost import Cost
+from pyramidbench.method import Method
+from pyramidbench.problem import Pass, Problem
+from pyramidbench.registry import create, preset_names
+
+SHORT, LONG = 1 << 16, 1 << 18
+"""Lengths between which the growth of a cost is read off, tokens: four times, at which K blocks are few of all."""
+GROWTH = ((1.5, "O(1)"), (4.2, "O(N)"), (7.0, "O(N log N)"), (float("inf"), "O(N²)"))
+"""Names by how much four times the length costs: a level more for each doubling makes less than seven times of four."""
+NOTHING = 4.0
+"""Operations and bytes per query up to which choosing costs nothing: a window's lists are written, and no score is."""
+
+
+class Facts(BaseModel):
+    """One row of `pyramidbench list methods`. `unavailable` says why it cannot run here, in one line."""
+
+    name: str
+    kind: str
+    granularity: str
+    selection_cost: str
+    forward: bool
+    backward: bool
+    decode: bool
+    text: str
+    presets: tuple[str, ...]
+    unavailable: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a sentence: the first line of its description."""
+        return self.text.partition("\n")[0]
+
+    @property
+    def passes(self) -> str:
+        """F, B and D for the passes that there are, such as "F B D" or "F – D"."""
+        return " ".join(
+            letter if has else "–" for letter, has in zip("FBD", (self.forward, self.backward, self.decode))
+        )
+
+
+def facts(name: str) -> Facts:
+    """The facts of a method by name, with its default preset."""
+    method = create(name)
+    return Facts(
+        name=name,
+        kind=method.kind,
+        granularity=method.granularity,
+        selection_cost=method.selection_cost or selection_growth(method),
+        forward=can(method, "forward"),
+        backward=can(method, "train"),
+        decode=can(method, "forward", decoding=True),
+        text=inspect.getdoc(type(method)) or "",
+        presets=preset_names(name),
+        unavailable=method.unavailable(),
+    )
+
+
+def can(method: Method, direction: Pass, *, decoding: bool = False) -> bool:
+    """Whether a method can do a pass on some ordinary problem of some device, whatever is installed here. `decoding`: with a
+    single query, at the end of its keys."""
+    return _ordinary(method, direction, decoding=decoding) is not None
+
+
+def _ordinary(method: Method, direction: Pass, *, decoding: bool = False, length: int = SHORT) -> Problem | None:
+    """The first ordinary problem that a method can do: on either device, causal or not, with grouped heads or without."""
+    for device, causal, kv_heads in product(("cuda", "cpu"), (True, False), (16, 1)):
+        dtype = "bfloat16" if device == "cuda" else "float32"
+        queries = 1 if decoding else length
+        problem = Problem(1, 16, kv_heads, queries, length, 64, 64, dtype, causal, 0.125, device, direction)
+        if method.unsupported(problem) is None:
+            return problem
+    return None
+
+
+def selection_growth(method: Method) -> str:
+    """How the cost of choosing grows with the length, by the method's own formula: "none", "O(N)", "O(N log N)", "O(N²)"."""
+    problem = _ordinary(method, "forward")
+    if problem is None:
+        return "unknown"
+    longer = replace(problem, seq_len_q=LONG, seq_len_kv=LONG)
+    short, long = _choosing(method.cost(problem)), _choosing(method.cost(longer))
+    if short <= NOTHING * problem.batch * problem.heads * problem.seq_len_q:
+        return "none"
+    return next(name for limit, name in GROWTH if long / short < limit)
+
+
+def _choosing(cost: Cost) -> float:
+    """Operations of all stages but the attention."""
+    return sum(stage.flops for stage in cost.stages if stage.stage not in ("attend", "backward"))
