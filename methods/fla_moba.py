@@ -70,6 +70,9 @@ class FlaMoba(BlockMethod):
         """K as upstream counts it, the own block included."""
         return self.top_k if self.forced_in_budget else self.top_k + 1
 
+    def budget_set(self) -> str:
+        return f"topk={self._topk()}"
+
     def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
         return "fla-moba"
 

@@ -69,10 +69,12 @@ def facts(name: str) -> Facts:
 def can(method: Method, direction: Pass, *, decoding: bool = False) -> bool:
     """Whether a method can do a pass on some ordinary problem of some device, whatever is installed here. `decoding`: with a
     single query, at the end of its keys."""
-    return _ordinary(method, direction, decoding=decoding) is not None
+    return ordinary_problem(method, direction, decoding=decoding) is not None
 
 
-def _ordinary(method: Method, direction: Pass, *, decoding: bool = False, length: int = SHORT) -> Problem | None:
+def ordinary_problem(
+    method: Method, direction: Pass = "forward", *, decoding: bool = False, length: int = SHORT
+) -> Problem | None:
     """The first ordinary problem that a method can do: on either device, causal or not, with grouped heads or without."""
     for device, causal, kv_heads in product(("cuda", "cpu"), (True, False), (16, 1)):
         dtype = "bfloat16" if device == "cuda" else "float32"
@@ -85,7 +87,7 @@ def _ordinary(method: Method, direction: Pass, *, decoding: bool = False, length
 
 def selection_growth(method: Method) -> str:
     """How the cost of choosing grows with the length, by the method's own formula: "none", "O(N)", "O(N log N)", "O(N²)"."""
-    problem = _ordinary(method, "forward")
+    problem = ordinary_problem(method, "forward")
     if problem is None:
         return "unknown"
     longer = replace(problem, seq_len_q=LONG, seq_len_kv=LONG)

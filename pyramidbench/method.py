@@ -105,8 +105,6 @@ class BlockMethod(Method):
     """
 
     granularity: ClassVar[str] = "any × any"
-    budget_parameter: ClassVar[str | None] = "top_k"
-    """The parameter that a budget sets; None for a method that decides for itself how much it keeps, such as by Top-p."""
 
     top_k: NonNegative = 16
     block_size: Positive = 64
@@ -136,8 +134,18 @@ class BlockMethod(Method):
         """Levels of the search, the block level included: 1 for a single pass or none."""
         return 1
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether each tile keeps as many blocks as it needs (Top-p) and `top_k` has no part in it."""
+        return False
+
     def planned(self, problem: Problem) -> PlannedBlocks:
-        """Blocks and pairs that the budget comes to, per head."""
-        return planned_blocks(
-            self.tiling(problem), self.top_k, self.sinks(problem), self.locals(problem), self.forced_in_budget
-        )
+        """Blocks and pairs that the budget comes to, per head; of an adaptive method, the most that it may keep."""
+        tiling = self.tiling(problem)
+        top_k = tiling.blocks if self.adaptive else self.top_k
+        in_budget = self.forced_in_budget and not self.adaptive
+        return planned_blocks(tiling, top_k, self.sinks(problem), self.locals(problem), in_budget)
+
+    def budget_set(self) -> str | None:
+        """What a budget came to in the method's own parameter, such as "top_k=8"; None where it has none of it."""
+        return None if self.adaptive else f"top_k={self.top_k}"

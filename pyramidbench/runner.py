@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench import inputs
+from pyramidbench.budget import reached
 from pyramidbench.cell import Cell
 from pyramidbench.clock import Call
 from pyramidbench.errors import UserError
@@ -145,6 +146,7 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
     values |= {name: getattr(cell, name) for name in same}
     if isinstance(method, BlockMethod):
         values |= {name: getattr(method, name) for name in ("block_size", "top_k", "query_tile")}
+        values["budget_set"] = method.budget_set()
         values["levels"] = method.walked_levels(cell.problem(settings.device))
     return values
 
@@ -166,6 +168,7 @@ def _measure(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> 
         "reason": choice.note,
         "backend": method.backend(problem),
         **work(method, problem, called.selection),
+        "budget_reached": reached(cell.budget, method, problem, called.selection),
         **asdict(_quality(cell, method, called, loaded, settings)),
         "quality_source": inputs.quality_source(cell.input),
     }

@@ -16,7 +16,7 @@ from pyramidbench.upstream.limits import capability_gap, device_limit, dtype_lim
 
 WHAT = "FlashAttention-4"
 MODULES = ("flash_attn.cute",)
-INSTALL = "pip install 'pyramidbench[fa4]'"
+INSTALL = "pip install 'pyramidbench[fa4]', on CUDA 13 'flash-attn-4[cu13]' besides"
 LARGEST_HEAD_DIM = 256
 
 

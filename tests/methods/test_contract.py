@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyramidbench.facts import facts, ordinary_problem, selection_growth
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create, method_class, method_names, preset_names
@@ -99,6 +101,39 @@ def test_it_says_what_it_keeps_and_where_it_is_from(spec: str) -> None:
     module = inspect.getmodule(cls)
     assert module is not None
     assert module.__doc__
+
+
+NAMED_GROWTH = {"none": "none", "O(N)": "O(N)", "O(N log N)": "O(N log N)"}
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_what_it_says_of_itself_is_so(name: str) -> None:
+    """Its cost of choosing grows as it says, and it takes the tiles and blocks that its granularity names, and no others."""
+    method, told = create(name), facts(name)
+    assert told.kind in ("dense", "selection", "bound")
+    assert told.forward, "there is no ordinary problem that it can do"
+    if told.selection_cost != "as its rule":
+        # A growth with a block size in it, such as O(N²/C), is one in N² by the formula.
+        assert NAMED_GROWTH.get(told.selection_cost, "O(N²)") == selection_growth(method)
+    tile, _, block = told.granularity.partition(" × ")
+    if not isinstance(method, BlockMethod):
+        assert told.granularity == "all keys"
+        return
+    problem = ordinary_problem(method)
+    assert problem is not None
+    for parameter, size, odd in (("query_tile", tile, 48), ("block_size", block, 80)):
+        assert size == "any" or re.fullmatch(r"\d+s?", size)
+        other = odd if size == "any" else int(size.rstrip("s")) + 1
+        said = create(name, {parameter: other}).unsupported(problem)
+        if size != "any":
+            assert said is not None, f"{parameter} = {other} is accepted"
+            assert getattr(method, parameter) % int(size.rstrip("s")) == 0
+        elif name not in POWERS_OF_TWO:
+            assert said is None, said
+
+
+POWERS_OF_TWO = ("fla_nsa",)
+"""Methods that take any size of block that is a power of two."""
 
 
 @pytest.mark.parametrize("spec", ALL_SPECS)
