@@ -48,7 +48,7 @@ class Dense(Method):
         **{name: {"kernel": name} for name in KERNELS},
     }
 
-    kernel: Literal["auto"] | KernelName = "auto"
+    kernel: Literal["auto", KernelName] = "auto"
 
     def unavailable(self) -> str | None:
         return None if self.kernel == "auto" else KERNELS[self.kernel].gap()

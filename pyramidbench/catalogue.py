@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pyramidbench.errors import unknown
 from pyramidbench.facts import Facts, facts
 from pyramidbench.inputs import synthetic_names, synthetic_summary
-from pyramidbench.registry import create, method_class, method_names, preset_names
+from pyramidbench.registry import all_names, create, method_class, preset_names
 from pyramidbench.suite import load_suite, suite_names
 
 What = Literal["methods", "suites", "inputs"]
@@ -35,7 +35,7 @@ def catalogue(what: str) -> Sequence[Entry | Facts]:
 
 def method_facts() -> list[Facts]:
     """The facts of every method that can be named, sorted by name."""
-    return [facts(name) for name in method_names()]
+    return [facts(name) for name in all_names()]
 
 
 def describe_one(what: str, name: str) -> str:

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from pyramidbench.device import fingerprint, free_memory, installed_version, pick_device
 from pyramidbench.errors import UserError
-from pyramidbench.registry import create, method_names, preset_names
+from pyramidbench.plugins import plugin_version
+from pyramidbench.registry import all_names, create, hidden_names, preset_names
 from pyramidbench.units import gibibytes
 
 ENOUGH_DISK = 1 << 30
@@ -63,10 +64,11 @@ def _packages() -> list[Finding]:
 
 
 def _methods() -> Finding:
-    missing = {name: create(name).unavailable() for name in method_names()}
+    missing = {name: create(name).unavailable() for name in all_names()}
     can = [name for name, reason in missing.items() if reason is None]
     presets = sum(len(preset_names(name)) for name in can)
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items() if reason)
+    hidden = [f"method '{name}' of {plugin_version(name)} is hidden by pyramidbench's own" for name in hidden_names()]
+    reasons = "; ".join([*(f"{name}: {reason}" for name, reason in missing.items() if reason), *hidden])
     return Finding(
         subject="methods",
         fine=bool(can),

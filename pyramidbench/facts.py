@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from pyramidbench.cost import Cost
 from pyramidbench.method import Method
 from pyramidbench.problem import Pass, Problem
-from pyramidbench.registry import create, preset_names
+from pyramidbench.registry import create, method_names, preset_names
+from pyramidbench.units import one_line
 
 SHORT, LONG = 1 << 16, 1 << 18
 """Lengths between which the growth of a cost is read off, tokens: four times, at which K blocks are few of all."""
@@ -50,7 +51,20 @@ class Facts(BaseModel):
 
 
 def facts(name: str) -> Facts:
-    """The facts of a method by name, with its default preset."""
+    """The facts of a method by name, with its default preset. Of a plug-in that fails when asked, that it does."""
+    if name in method_names():
+        return _facts(name)
+    try:
+        return _facts(name)
+    except Exception as error:  # what a plug-in does wrong must not stop the list
+        fault = f"method '{name}' is broken: {one_line(f'{type(error).__name__}: {error}')}"
+        unknown = {"kind": "selection", "granularity": "unknown", "selection_cost": "unknown"}
+        return Facts(
+            name=name, **unknown, forward=False, backward=False, decode=False, text=fault, presets=(), unavailable=fault
+        )
+
+
+def _facts(name: str) -> Facts:
     method = create(name)
     return Facts(
         name=name,

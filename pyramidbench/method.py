@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from pyramidbench.cost import Cost, PlannedBlocks, planned_blocks
+from pyramidbench.cost import Cost, PlannedBlocks, StageCost, attention_cost, planned_blocks
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection, frozen
+from pyramidbench.selection import BlockSelection, frozen, ranked_count, top_blocks
 from pyramidbench.tiling import Tiling
 
 Kind = Literal["dense", "selection", "bound"]
@@ -145,6 +145,30 @@ class BlockMethod(Method):
         top_k = tiling.blocks if self.adaptive else self.top_k
         in_budget = self.forced_in_budget and not self.adaptive
         return planned_blocks(tiling, top_k, self.sinks(problem), self.locals(problem), in_budget)
+
+    def keep_best(self, scores: Tensor, problem: Problem) -> BlockSelection:
+        """The forced blocks of each tile and the K others with the highest scores.
+
+        scores: [B, sets, tiles, blocks], or 1 in place of tiles where all have the same; sets are the key/value heads, or the
+        query heads. Blocks that a tile does not see whole are never ranked.
+        """
+        tiling = self.tiling(problem)
+        tile = torch.arange(tiling.tiles, device=scores.device)
+        forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
+        keep = ranked_count(self.top_k, forced, self.forced_in_budget)
+        lists = top_blocks(scores.expand(-1, -1, tiling.tiles, -1), tile, tiling, forced, keep)
+        return BlockSelection.from_indices(lists, tiling)
+
+    def backend(self, problem: Problem) -> str:  # noqa: ARG002 - part of the contract
+        return "torch"
+
+    def cost(self, problem: Problem) -> Cost:
+        return self.attention_and(problem)
+
+    def attention_and(self, problem: Problem, *choosing: StageCost) -> Cost:
+        """The cost of attention over the planned blocks, behind that of what chooses them."""
+        planned = self.planned(problem)
+        return Cost((*choosing, attention_cost(problem, planned.pairs, planned.listed, self.block_size)))
 
     def budget_set(self) -> str | None:
         """What a budget came to in the method's own parameter, such as "top_k=8"; None where it has none of it."""

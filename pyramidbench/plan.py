@@ -12,13 +12,14 @@ from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.clock import FEWEST_SAMPLES
 from pyramidbench.cost import Cost
+from pyramidbench.errors import UserError
 from pyramidbench.expand import DescribeInput
 from pyramidbench.fastest import TIMING_S
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
 from pyramidbench.passes import pass_cost
 from pyramidbench.record import MEASURED, Record
-from pyramidbench.units import gibibytes
+from pyramidbench.units import gibibytes, one_line
 
 Verdict = Literal["run", "skipped", "unsupported"]
 
@@ -174,6 +175,18 @@ def judge(
     cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput = describe_input
 ) -> PlannedCell:
     """The verdict on one cell, by what the estimator knows now."""
+    try:
+        return _judge(cell, estimator, budget_s, memory_bytes, describe)
+    except UserError:
+        raise
+    except Exception as error:  # a user's own method may raise anything, and the others go on
+        reason = f"{cell.method} cannot be planned: {one_line(f'{type(error).__name__}: {error}')}"
+        return PlannedCell(cell, "unsupported", reason, None, None)
+
+
+def _judge(
+    cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput
+) -> PlannedCell:
     method, problem = cell.make_method(), cell.problem(estimator.device_kind)
     reason = method.unavailable() or method.unsupported(problem) or _input_limit(cell, describe(cell.input))
     if reason is not None:
