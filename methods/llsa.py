@@ -59,6 +59,8 @@ class Llsa(BlockMethod):
         reason = reason or square_limit(WHAT, problem) or head_dim_limit(WHAT, problem, 128, 16)
         if reason is not None:
             return reason
+        if problem.needs_gradients:
+            return f"the gate has nothing to compare {WHAT}'s gradients with; give --pass forward"
         shortest = POOLED_AT_ONCE * BLOCK**self.depth
         if (self.block_size, self.query_tile) != (BLOCK, BLOCK):
             return f"{WHAT} keeps blocks of {BLOCK} keys for {BLOCK} queries; give --block-size {BLOCK} --query-tile {BLOCK}"

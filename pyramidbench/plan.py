@@ -142,8 +142,7 @@ class Estimator:
 
     def _choosing_s(self, cell: Cell, call_s: float) -> float:
         """Seconds that it takes to find the fastest of the method's alternatives, of which the slowest may take longer."""
-        rivals = len(cell.make_method().alternatives(cell.problem(self.device_kind))) if cell.timed else 0
-        return rivals * (TIMING_S + CHOOSING_CALLS * call_s) if rivals > 1 else 0.0
+        return _rivals(cell, self.device_kind) * (TIMING_S + CHOOSING_CALLS * call_s)
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
@@ -200,6 +199,7 @@ def _judge(
         )
     elif seconds > budget_s:
         calls = _unclocked_calls(cell) + CLOCK_CALLS if cell.timed else CHECKED_CALLS[False]
+        calls += CHOOSING_CALLS * _rivals(cell, estimator.device_kind)
         reason = (
             f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
             "raise --cell-budget"
@@ -210,6 +210,12 @@ def _judge(
 def _unclocked_calls(cell: Cell) -> int:
     """Calls of a timed cell that the clock does not see."""
     return CHECKED_CALLS[True] + TIMED_CALLS + GRADIENT_CALLS * (cell.direction != "forward")
+
+
+def _rivals(cell: Cell, device_kind: str) -> int:
+    """How many alternatives of the cell's method are timed before the cell; 0 where there is no choice."""
+    rivals = len(cell.make_method().alternatives(cell.problem(device_kind))) if cell.timed else 0
+    return rivals if rivals > 1 else 0
 
 
 def _learnt_as(cell: Cell) -> str:

@@ -228,9 +228,12 @@ def _reference(setting: Setting) -> str:
     """Which dense methods the speed-ups of a setting refer to, and where there are none."""
     rows = measured(setting.rows)
     device = "an unknown device" if rows["device"].dropna().empty else rows["device"].dropna().iloc[0]
+    dense = rows[rows["kind"] == "dense"].to_dict("records")
+    ran = {(row["method"], row["seq_len_kv"]): row["backend"] for row in dense}
     names: dict[str, list[Any]] = {}
     for row in rows.dropna(subset=["dense_method"]).to_dict("records"):
-        names.setdefault(row["dense_method"], []).append(row["seq_len_kv"])
+        by = ran.get((row["dense_method"], row["seq_len_kv"]))
+        names.setdefault(f"{row['dense_method']} by {by}" if by else row["dense_method"], []).append(row["seq_len_kv"])
     if not names:
         return f"No speed-up: no dense method was timed beside these rows. Device: {device}."
     parts = [f"{name} ({', '.join(tokens(n) for n in sorted(set(lengths)))})" for name, lengths in names.items()]

@@ -69,7 +69,10 @@ def test_weak_missing_and_failed_show_as_such(plain: Console, shown_run: pd.Data
     untimed = next(line for line in text.splitlines() if line.startswith("exact_topk (bound)") and "  1   8" in line)
     assert untimed.split().count("-") == 2
     assert "the worker was killed at 7.9 GiB" in text
-    assert "Speed-up is against the fastest dense method: dense (2k, 4k, 8k). Device: Xeon 8481C, 2 threads." in text
+    assert (
+        "Speed-up is against the fastest dense method: dense by sdpa-flash (2k, 4k, 8k). Device: Xeon 8481C, 2 threads."
+        in text
+    )
     assert "recall: share of the exact Top-K blocks that was chosen" in text
 
 

@@ -197,6 +197,25 @@ def test_the_verdict_without_time_speaks_of_quality_only(shown_run: pd.DataFrame
     assert "no speed-up" in judged(shown_run[shown_run["kind"] != "dense"]).sentences[0]
 
 
+def test_plain_dense_that_took_several_kernels_is_one_row(shown_run: pd.DataFrame) -> None:
+    """Another layer may have another fastest kernel."""
+    other = (shown_run["method"] == "dense") & (shown_run["layer"] == 20)
+    mixed = summarise(shown_run.assign(backend=shown_run["backend"].where(~other, "sdpa-math")))
+    dense = mixed[(mixed["method"] == "dense") & (mixed["status"] == "ok")]
+    assert set(dense["backend"]) == {"sdpa-flash or sdpa-math"}
+    assert set(dense["cells"]) == {2}
+    assert len(mixed) == len(summarise(shown_run))
+
+
+def test_on_hopper_a_run_without_flash_attention_3_or_4_says_so(shown_run: pd.DataFrame) -> None:
+    hopper = shown_run.assign(device="NVIDIA H200")
+    dense = (hopper["kind"] == "dense") & (hopper["method"] == "dense") & (hopper["status"] == "ok")
+    assert "FlashAttention-3, the faster dense kernel" in " ".join(judged(hopper).caveats)
+    for kernel in ("fa3", "fa4"):
+        taken = hopper.assign(backend=hopper["backend"].where(~dense, kernel))
+        assert "FlashAttention-3" not in " ".join(judged(taken).caveats)
+
+
 def test_caveats_name_weak_numbers_and_inputs(shown_run: pd.DataFrame) -> None:
     notes = " ".join(judged(shown_run.assign(quality_source="structured")).caveats)
     assert "structured" in notes
