@@ -10,15 +10,18 @@ from itertools import product
 from pydantic import BaseModel
 
 from pyramidbench.cost import Cost
-from pyramidbench.method import Method
+from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create, method_names, preset_names
 from pyramidbench.units import one_line
 
-SHORT, LONG = 1 << 16, 1 << 18
-"""Lengths between which the growth of a cost is read off, tokens: four times, at which K blocks are few of all."""
-GROWTH = ((1.5, "O(1)"), (4.2, "O(N)"), (7.0, "O(N log N)"), (float("inf"), "O(N²)"))
-"""Names by how much four times the length costs: a level more for each doubling makes less than seven times of four."""
+SHORT = 1 << 20
+"""Length between which and four times which the growth of a cost is read off, tokens: K blocks are few of all, and what is
+quadratic outweighs the rest."""
+BY_TOKEN = 64
+"""How much shorter that is where every token has its own blocks, which take their time to be counted."""
+GROWTH = ((1.5, "O(1)"), (4.2, "O(N)"), (6.0, "O(N log N)"), (float("inf"), "O(N²)"))
+"""Names by how much four times the length costs: two levels more make some five times of four."""
 NOTHING = 4.0
 """Operations and bytes per query up to which choosing costs nothing: a window's lists are written, and no score is."""
 
@@ -101,14 +104,25 @@ def ordinary_problem(
 
 def selection_growth(method: Method) -> str:
     """How the cost of choosing grows with the length, by the method's own formula: "none", "O(N)", "O(N log N)", "O(N²)"."""
-    problem = ordinary_problem(method, "forward")
+    method = _in_tiles(method)
+    by_token = isinstance(method, BlockMethod) and method.query_tile == 1
+    length = SHORT // BY_TOKEN if by_token else SHORT
+    problem = ordinary_problem(method, length=length)
     if problem is None:
         return "unknown"
-    longer = replace(problem, seq_len_q=LONG, seq_len_kv=LONG)
+    longer = replace(problem, seq_len_q=4 * length, seq_len_kv=4 * length)
     short, long = _choosing(method.cost(problem)), _choosing(method.cost(longer))
     if short <= NOTHING * problem.batch * problem.heads * problem.seq_len_q:
         return "none"
     return next(name for limit, name in GROWTH if long / short < limit)
+
+
+def _in_tiles(method: Method) -> Method:
+    """The method with tiles of 64 where it takes them: growth is the same, and counted the sooner."""
+    if not isinstance(method, BlockMethod):
+        return method
+    tiled = replace(method, query_tile=64)
+    return method if ordinary_problem(tiled) is None else tiled
 
 
 def _choosing(cost: Cost) -> float:
