@@ -66,14 +66,16 @@ def _packages() -> list[Finding]:
 def _methods() -> Finding:
     missing = {name: create(name).unavailable() for name in all_names()}
     can = [name for name, reason in missing.items() if reason is None]
-    presets = sum(len(preset_names(name)) for name in can)
-    hidden = [f"method '{name}' of {plugin_version(name)} is hidden by pyramidbench's own" for name in hidden_names()]
-    reasons = "; ".join([*(f"{name}: {reason}" for name, reason in missing.items() if reason), *hidden])
+    specs = [f"{name}:{preset}" for name in can for preset in preset_names(name)]
+    presets = sum(create(spec).unavailable() is None for spec in specs)
+    absent = [name for name, reason in missing.items() if reason is not None]
+    told = [f"not here: {', '.join(absent)} (`pyramidbench list methods` says why)"] if absent else []
+    told += [f"method '{name}' of {plugin_version(name)} is hidden by pyramidbench's own" for name in hidden_names()]
     return Finding(
         subject="methods",
         fine=bool(can),
         found=f"{len(can)} of {len(missing)} available, {presets} presets",
-        advice=reasons,
+        advice="; ".join(told),
     )
 
 

@@ -102,6 +102,7 @@ class Estimator:
     ratios: dict[str, Observed] = field(default_factory=dict)
     checks: dict[bool, Observed] = field(default_factory=lambda: {key: Observed(s) for key, s in CHECKS_S.items()})
     costs: dict[str, Cost] = field(default_factory=dict)
+    alternatives: dict[str, int] = field(default_factory=dict)
 
     def predict(self, cell: Cell) -> float:
         """Seconds that the whole cell takes: its calls, the gate and quality, and the choice among alternatives."""
@@ -131,6 +132,14 @@ class Estimator:
             self.costs[cell.identity] = pass_cost(cell.make_method(), cell.problem(self.device_kind))
         return self.costs[cell.identity]
 
+    def rivals(self, cell: Cell) -> int:
+        """How many alternatives of the cell's method are timed before the cell; 0 where there is no choice. Looked up once:
+        it asks which packages are installed."""
+        if cell.identity not in self.alternatives:
+            found = cell.make_method().alternatives(cell.problem(self.device_kind)) if cell.timed else ()
+            self.alternatives[cell.identity] = len(found) if len(found) > 1 else 0
+        return self.alternatives[cell.identity]
+
     def total(self, cells: Iterable[Cell]) -> float:
         """Seconds that these cells take one after another."""
         return sum(self.predict(cell) for cell in cells)
@@ -142,7 +151,7 @@ class Estimator:
 
     def _choosing_s(self, cell: Cell, call_s: float) -> float:
         """Seconds that it takes to find the fastest of the method's alternatives, of which the slowest may take longer."""
-        return _rivals(cell, self.device_kind) * (TIMING_S + CHOOSING_CALLS * call_s)
+        return self.rivals(cell) * (TIMING_S + CHOOSING_CALLS * call_s)
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
@@ -199,7 +208,7 @@ def _judge(
         )
     elif seconds > budget_s:
         calls = _unclocked_calls(cell) + CLOCK_CALLS if cell.timed else CHECKED_CALLS[False]
-        calls += CHOOSING_CALLS * _rivals(cell, estimator.device_kind)
+        calls += CHOOSING_CALLS * estimator.rivals(cell)
         reason = (
             f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
             "raise --cell-budget"
@@ -210,12 +219,6 @@ def _judge(
 def _unclocked_calls(cell: Cell) -> int:
     """Calls of a timed cell that the clock does not see."""
     return CHECKED_CALLS[True] + TIMED_CALLS + GRADIENT_CALLS * (cell.direction != "forward")
-
-
-def _rivals(cell: Cell, device_kind: str) -> int:
-    """How many alternatives of the cell's method are timed before the cell; 0 where there is no choice."""
-    rivals = len(cell.make_method().alternatives(cell.problem(device_kind))) if cell.timed else 0
-    return rivals if rivals > 1 else 0
 
 
 def _learnt_as(cell: Cell) -> str:

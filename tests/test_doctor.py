@@ -12,7 +12,7 @@ import pytest
 from pyramidbench import cli, doctor
 from pyramidbench.doctor import Finding, examine
 from pyramidbench.methods.flat import FlatTopK
-from pyramidbench.registry import method_names
+from pyramidbench.registry import create, method_names
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -34,7 +34,9 @@ def test_a_sound_machine_is_fine() -> None:
     assert "GB/s" in findings["measured peaks"].found
     assert "GiB" in findings["free memory"].found
     assert "a GPU ranks them differently" in findings["device"].advice
-    assert findings["methods"].found.startswith(f"{len(method_names())} of {len(method_names())} available")
+    here = [name for name in method_names() if create(name).unavailable() is None]
+    assert findings["methods"].found.startswith(f"{len(here)} of {len(method_names())} available")
+    assert all(name in findings["methods"].advice for name in set(method_names()) - set(here))
 
 
 def test_a_device_that_is_not_there_is_not_fine() -> None:
@@ -60,11 +62,14 @@ def test_optional_packages_may_be_missing_and_torch_may_not(monkeypatch: pytest.
     assert findings["torch"].advice == "pip install torch"
 
 
-def test_a_method_that_cannot_run_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_cannot_run_is_named_and_where_its_reason_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = found()["methods"]
     monkeypatch.setattr(FlatTopK, "unavailable", lambda _: "needs the package nothing")
     finding = found()["methods"]
     assert finding.fine
-    assert finding.advice == "flat: needs the package nothing"
+    assert ", flat" not in before.advice
+    assert ", flat" in finding.advice
+    assert "`pyramidbench list methods` says why" in finding.advice
 
 
 @pytest.mark.parametrize(("device", "code"), [("cpu", 0), ("tpu", 6)])
