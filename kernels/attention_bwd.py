@@ -29,6 +29,7 @@ from pyramidbench.kernels.attention_pieces import add_pieces, piece_places, piec
 from pyramidbench.kernels.attention_portable import AttendTile
 from pyramidbench.kernels.transpose import PART, Cut, Transposed, transpose, transposed_room
 from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import part
 
 TABLE_BYTES = 64 * 2**20
 PIECE_BYTES = 512 * 2**20
@@ -94,7 +95,8 @@ def gradients_of_keys(
     sums = [result.view(-1, *result.shape[2:]) for result in results]
     wide = [torch.zeros(1, *x.shape[1:], dtype=torch.float32, device=k.device) for x in sums] if runs > 1 else []
     for first in range(0, cut.segments, plan.tabled):
-        transpose(grouped, lowest, counts, cut, first, plan.most_pairs, by_block)
+        with part("transpose"):
+            transpose(grouped, lowest, counts, cut, first, plan.most_pairs, by_block)
         for start in range(first, min(first + plan.tabled, cut.segments), plan.windowed):
             end = min(start + plan.windowed, first + plan.tabled, cut.segments)
             window = _part(by_block, start - first, end - first)

@@ -89,4 +89,4 @@ class ExactTopK(BlockMethod):
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
         lists = 24.0 * problem.batch * problem.kv_heads * planned.listed
         copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-        return Cost((StageCost("route", scored, keys / 2), attend), lists + copies + 24.0 * CHUNKS[backend])
+        return Cost((StageCost("route", scored, keys / 2), attend), lists + copies + 24.0 * CHUNKS[backend], 0.0, lists)

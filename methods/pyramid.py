@@ -117,4 +117,5 @@ class PyramidTopK(BlockMethod):
         held = backends.workspace_bytes(
             problem, tiling, rules, self._route_backend(problem), self._attend_backend(problem)
         )
-        return Cost((*walk_cost(problem, tiling, rules), attend), held)
+        parts = backends.parts_bytes(problem, tiling, rules, self._route_backend(problem))
+        return Cost((*walk_cost(problem, tiling, rules), attend), held, *parts)

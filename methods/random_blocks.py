@@ -68,4 +68,5 @@ class RandomBlocks(BlockMethod):
         sets = problem.batch * problem.kv_heads
         drawn = float(sets * tiling.tiles * tiling.blocks)
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        return Cost((StageCost("route", drawn, 4 * drawn), attend), 8.0 * sets * planned.listed + 16.0 * CHUNK_ELEMENTS)
+        lists = 8.0 * sets * planned.listed
+        return Cost((StageCost("route", drawn, 4 * drawn), attend), lists + 16.0 * CHUNK_ELEMENTS, 0.0, lists)

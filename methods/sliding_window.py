@@ -55,4 +55,4 @@ class SlidingWindow(BlockMethod):
         planned = self.planned(problem)
         lists = 4.0 * problem.batch * problem.kv_heads * planned.listed
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        return Cost((StageCost("route", 0.0, lists), attend), lists)
+        return Cost((StageCost("route", 0.0, lists), attend), lists, 0.0, lists)

@@ -8,10 +8,14 @@ from typing import cast
 import typer
 
 from pyramidbench.commands.capture import capture
+from pyramidbench.commands.compare import compare
 from pyramidbench.commands.doctor import doctor
 from pyramidbench.commands.list import list_things
+from pyramidbench.commands.merge import merge
+from pyramidbench.commands.profile import profile
 from pyramidbench.commands.recall import recall
 from pyramidbench.commands.report import report
+from pyramidbench.commands.schema import schema
 from pyramidbench.commands.sweep import sweep
 from pyramidbench.errors import UserError
 
@@ -22,10 +26,14 @@ app = typer.Typer(
 )
 app.command("sweep")(sweep)
 app.command("recall")(recall)
+app.command("profile")(profile)
 app.command("report")(report)
+app.command("compare")(compare)
+app.command("merge")(merge)
 app.command("capture")(capture)
 app.command("list")(list_things)
 app.command("doctor")(doctor)
+app.command("schema")(schema)
 
 USAGE_ERROR = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 """Click's UsageError, wherever it is: newer versions of typer carry a copy of click inside."""

@@ -8,11 +8,14 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pyramidbench.clock import Call, clock_for, sample
+from pyramidbench.clock import Call, clock_for
 from pyramidbench.gate import check_call
 from pyramidbench.method import Method
+from pyramidbench.nvml import watch_for
 from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
+from pyramidbench.sampling import sample_in_turns
+from pyramidbench.timing import timed_call
 from pyramidbench.units import milliseconds, one_line
 
 TIMING_S = 0.5
@@ -28,41 +31,46 @@ class Choice:
 
 
 def fastest(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Choice:
-    """The fastest of a method's alternatives that passes the gate, or the method itself where it has none.
+    """The fastest of a method's alternatives that passes the gate, or the method itself where it has none. They are timed in
+    turns, as cells are.
 
     One that fails is left out, and the note says why; where all fail, the first one is returned and fails in its row.
     """
     rivals = method.alternatives(problem)
     if len(rivals) < 2:
         return Choice(rivals[0] if rivals else method)
-    times: dict[int, float] = {}
-    notes = []
+    calls: dict[int, Call] = {}
+    failed: dict[int, str] = {}
     for index, rival in enumerate(rivals):
-        name = rival.backend(problem)
         try:
-            times[index] = _seconds(rival, q, k, v, problem)
+            calls[index] = _checked_call(rival, q, k, v, problem)
         except Exception as error:  # what one package does wrong is no reason to lose the others
             if _device_is_lost(error):
                 raise
-            notes.append(f"{name} failed ({one_line(error)[:120]})")
-        else:
-            notes.append(f"{name} {milliseconds(times[index])} ms")
+            failed[index] = f"failed ({one_line(error)[:120]})"
+    times = dict(zip(calls, _seconds(list(calls.values()), q.device)))
+    told = {index: f"{milliseconds(seconds)} ms" for index, seconds in times.items()} | failed
+    notes = [f"{rival.backend(problem)} {told[index]}" for index, rival in enumerate(rivals)]
     best = min(times, key=lambda index: times[index], default=0)
     return Choice(rivals[best], f"the fastest of {', '.join(notes)}")
 
 
-def _seconds(rival: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> float:
-    """Median time of the problem's pass, after the gate."""
+def _checked_call(rival: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Call:
+    """The problem's pass, after the gate and a first call of it."""
     check_call(rival, q, k, v, problem)
     training = Training.of(rival, q, k, v, problem) if problem.needs_gradients else None
-    if training is None:
-        with torch.no_grad():
-            return median(sample(lambda: rival(q, k, v, problem), clock_for(q.device), TIMING_S))
-    call: Call = training.train
-    if problem.direction == "backward":
-        output = training.attend(training.select())
-        call = lambda: training.backward(output)  # noqa: E731 - a call with its graph
-    return median(sample(call, clock_for(q.device), TIMING_S))
+    call = timed_call(rival, (q, k, v), problem, training)
+    call()
+    return call
+
+
+def _seconds(calls: list[Call], device: torch.device) -> list[float]:
+    """Median times of calls, in turns."""
+    if not calls:
+        return []
+    with torch.no_grad():
+        sampled = sample_in_turns(calls, clock_for(device), TIMING_S, watch_for(device))
+    return [median(own.seconds) for own in sampled]
 
 
 def _device_is_lost(error: Exception) -> bool:

@@ -15,9 +15,10 @@ from pyramidbench.cell import Cell
 from pyramidbench.cost import planned_blocks
 from pyramidbench.grid import Grid
 from pyramidbench.method import BlockMethod
+from pyramidbench.outcome import Settings
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
-from pyramidbench.runner import Loaded, Settings, run_cell
+from pyramidbench.runner import Runner
 from pyramidbench.suite import Suite
 
 
@@ -96,9 +97,7 @@ def test_a_row_says_what_was_asked_what_was_set_and_what_came_out(
         {"seq": 2048, "methods": ["sliding_window"], "input": ["normal"], "timed": False, name: [amount]}
     )
     (cell,) = Suite(name="test", grid=(grid,)).cells()
-    record = run_cell(
-        cell, lambda cell: Loaded.of(cell, torch.device("cpu")), Settings("cpu", "a CPU", tmp_path, 0.01, 1)
-    )
+    record = Runner(Settings("cpu", "a CPU", tmp_path, 0.01, 1)).measure(cell)
     assert (record.budget, record.budget_set, record.budget_reached) == (asked, set_to, reached_to)
     tiles = range(32)
     ranked = [min(int(set_to.partition("=")[2]), max(0, tile - 2)) for tile in tiles]

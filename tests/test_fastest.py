@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from pyramidbench import fastest as choosing
 from pyramidbench.cell import Cell
 from pyramidbench.fastest import Choice, fastest
 from pyramidbench.method import Method
+from pyramidbench.outcome import Settings
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
-from pyramidbench.runner import Loaded, Settings, run_cell
+from pyramidbench.runner import Runner
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -92,7 +92,7 @@ def test_a_lost_device_is_no_reason_to_go_on(problem: tuple[Problem, QKV]) -> No
 def test_a_method_without_alternatives_is_not_timed(
     problem: tuple[Problem, QKV], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "sample", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(choosing, "sample_in_turns", lambda *_: pytest.fail("timed"))
     assert fastest(Slowed(), *problem[1], problem[0]) == Choice(Slowed())
     assert fastest(Slowed(rivals=(Slowed(0.1),)), *problem[1], problem[0]) == Choice(Slowed(0.1))
 
@@ -102,19 +102,17 @@ def test_plain_dense_is_measured_once_per_problem_and_its_row_names_what_ran(
 ) -> None:
     cell = Cell(method="dense", heads=2, seq_len=96, seq_len_kv=96, head_dim=16, head_dim_v=16)
     settings = Settings("cpu", "a CPU", tmp_path, 0.01, 1 << 20)
-    loaded = Loaded.of(cell, torch.device("cpu"))
-    record = run_cell(cell, lambda _: loaded, settings)
+    runner = Runner(settings)
+    record = runner.measure(cell)
     assert record.status in ("ok", "low_n")
     assert record.backend in ("sdpa-flash", "sdpa-math")
     assert record.reason is not None
     assert "sdpa-flash " in record.reason
     assert "sdpa-math " in record.reason
     monkeypatch.setattr(choosing, "_seconds", lambda *_: pytest.fail("measured again"))
-    again = run_cell(cell, lambda _: loaded, settings)
+    again = runner.measure(cell)
     assert (again.backend, again.reason) == (record.backend, record.reason)
-    untimed = run_cell(
-        cell.model_copy(update={"timed": False}), lambda _: Loaded.of(cell, torch.device("cpu")), settings
-    )
+    untimed = Runner(settings).measure(cell.model_copy(update={"timed": False}))
     assert (untimed.status, untimed.backend, untimed.reason) == ("ok", "sdpa-flash", None)
 
 

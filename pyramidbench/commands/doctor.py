@@ -6,17 +6,18 @@ import typer
 
 from pyramidbench.flags import AsJson, DeviceName
 
+NOTHING_MEASURABLE = 6
+
 
 def doctor(device: DeviceName = "auto", json: AsJson = False) -> None:
-    """Look at this machine: device, packages, methods, disk. Exit code 0 only if a sweep can run."""
-    from pyramidbench.doctor import examine
+    """Look at this machine: device, versions, methods, disk. Exit code 0 only if a sweep can run."""
+    from pyramidbench.doctor import can_sweep, examine
     from pyramidbench.output import console, print_json
-    from pyramidbench.render import show_table
+    from pyramidbench.render import show_findings
 
     findings = examine(device)
     if json:
         print_json([finding.model_dump() for finding in findings])
     else:
-        rows = [[f.subject, "ok" if f.fine else "NO", f.found, f.advice] for f in findings]
-        show_table(console(), "Doctor", rows, ["what", "state", "found", "reason"])
-    raise typer.Exit(0 if all(finding.fine for finding in findings) else 6)
+        show_findings(console(), findings)
+    raise typer.Exit(0 if can_sweep(findings) else NOTHING_MEASURABLE)

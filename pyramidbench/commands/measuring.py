@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 def measured(
     suite: Suite, capture: str | None, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str,
-    cell_budget: str, as_json: bool,
+    cell_budget: str, as_json: bool, cache: str = "cold",
 ) -> Run | None:  # fmt: skip
     """Plan and run a suite, with progress; None after a dry run."""
     from pyramidbench.axes import parse_duration
+    from pyramidbench.clock import check_cache
     from pyramidbench.progress import SweepProgress
     from pyramidbench.registry import fault
     from pyramidbench.render import show_plan
@@ -27,7 +28,7 @@ def measured(
 
     made = make_plan(
         suite, capture=capture, device=device, timing_s=parse_duration(timing, "--timing"),
-        cell_budget_s=parse_duration(cell_budget, "--cell-budget"),
+        cell_budget_s=parse_duration(cell_budget, "--cell-budget"), cache=check_cache(cache),
     )  # fmt: skip
     if dry_run and as_json:
         print_json([_planned_json(planned) for planned in made.cells])
