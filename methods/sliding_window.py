@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pyramidbench.cost import Cost, StageCost, attention_cost
 from pyramidbench.kernels import backends
+from pyramidbench.kernels.walk_cost import attention_scratch
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection, ranked_count
@@ -55,4 +56,5 @@ class SlidingWindow(BlockMethod):
         planned = self.planned(problem)
         lists = 4.0 * problem.batch * problem.kv_heads * planned.listed
         attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        return Cost((StageCost("route", 0.0, lists), attend), lists, 0.0, lists)
+        scratch = attention_scratch(problem) if self._attend_backend(problem) == "reference" else 0.0
+        return Cost((StageCost("route", 0.0, lists), attend), lists + scratch, 0.0, lists)

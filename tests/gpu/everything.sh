@@ -60,5 +60,12 @@ timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --out "$out/sam
 say "timer and A/A test"
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
 say "sweep prefill"
+timeout "$limit_s" "$python" -m pyramidbench doctor 2>&1 | tee "$out/doctor.txt"
+timeout "$limit_s" "$python" -m pyramidbench compare "$out/prefill" --method dense,pyramid:fastest --markdown >"$out/compare.md"
+for direction in forward train; do
+    timeout "$limit_s" "$python" -m pyramidbench profile --seq 64k --method pyramid:fastest --top-k 64 --heads 16 --head-dim 128 \
+        --dtype bfloat16 --input topics --pass "$direction" --ncu --out "$out/profile-$direction" 2>&1 | tee "$out/profile-$direction.txt"
+done
+say "doctor, compare, profile"
 timeout "$limit_s" "$python" -m pyramidbench sweep training --timing 500ms --out "$out/training"
 say "sweep training"
