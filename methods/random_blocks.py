@@ -29,6 +29,7 @@ class RandomBlocks(BlockMethod):
 
     kind: ClassVar[Kind] = "bound"
     source: ClassVar[str] = "a floor, from no paper"
+    selection_cost: ClassVar[str] = "O(N²/C)"
 
     seed: NonNegative = 0
 

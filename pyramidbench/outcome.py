@@ -85,6 +85,7 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
     values |= {name: getattr(cell, name) for name in same}
     if isinstance(method, BlockMethod):
         values |= {name: getattr(method, name) for name in ("block_size", "top_k", "query_tile")}
+        values["budget_set"] = method.budget_set()
         values["levels"] = method.walked_levels(cell.problem(settings.device))
     return values
 
