@@ -7,20 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from pyramidbench.cost import Cost, attention_cost
-from pyramidbench.kernels import backends
+from pyramidbench.kernels.attending import WalkMethod
 from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import walk_cost
-from pyramidbench.method import BlockMethod, Positive
+from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
-from pyramidbench.stages import stage
 
 
 @dataclass(frozen=True)
-class FlatTopK(BlockMethod):
+class FlatTopK(WalkMethod):
     """Keeps the K best of all blocks, scoring each block for each query tile: O(N²/C) at token level.
 
     Parameters besides the budget: score ("mean": the logit of the block's mean key; "sub": LogSumExp over the means of
@@ -50,21 +45,6 @@ class FlatTopK(BlockMethod):
     tile_reduce: Literal["lse", "mean"] = "lse"
     score_rows: Positive | None = None
 
-    def unsupported(self, problem: Problem) -> str | None:
-        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
-        gap = gap or backends.attention_gap(problem, self.block_size)
-        return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
-
-    def backend(self, problem: Problem) -> str:
-        return backends.shown(self._route_backend(problem), self._attend_backend(problem))
-
-    def _route_backend(self, problem: Problem) -> backends.Backend:
-        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
-        return backends.chosen(self.implementation, gap)
-
-    def _attend_backend(self, problem: Problem) -> backends.Backend:
-        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
-
     def rules(self, problem: Problem) -> WalkRules:
         """Flat selection is a walk that starts at the blocks."""
         return WalkRules(
@@ -81,22 +61,3 @@ class FlatTopK(BlockMethod):
             tile_reduce=self.tile_reduce,
             score_rows=self.score_rows,
         )
-
-    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
-        tiling, rules, backend = self.tiling(problem), self.rules(problem), self._route_backend(problem)
-        with stage("build"):
-            means = backends.build(k, tiling, rules, backend)
-        with stage("route"):
-            return backends.route(q, k, means, tiling, rules, problem.scale, backend)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
-        assert selection is not None
-        return backends.attend(q, k, v, selection, problem, self.implementation)
-
-    def cost(self, problem: Problem) -> Cost:
-        tiling, rules, planned = self.tiling(problem), self.rules(problem), self.planned(problem)
-        attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        held = backends.workspace_bytes(
-            problem, tiling, rules, self._route_backend(problem), self._attend_backend(problem)
-        )
-        return Cost((*walk_cost(problem, tiling, rules), attend), held)

@@ -92,7 +92,7 @@ def _method_cells(grid: Grid, spec: MethodSpec, cell: Cell) -> Iterator[Cell]:
     problem = cell.problem("cpu")
     for parameters in grid.variants(spec):
         method = create(spec.method, parameters)
-        if not isinstance(method, BlockMethod):
+        if not isinstance(method, BlockMethod) or method.adaptive:
             yield cell.model_copy(update={"parameters": parameters})
             continue
         for budget in (Budget(method.top_k),) if "top_k" in spec.parameters else grid.budgets():

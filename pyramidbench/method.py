@@ -105,8 +105,14 @@ class BlockMethod(Method):
         """Levels of the search, the block level included: 1 for a single pass or none."""
         return 1
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether each tile keeps as many blocks as it needs (Top-p) and `top_k` has no part in it."""
+        return False
+
     def planned(self, problem: Problem) -> PlannedBlocks:
-        """Blocks and pairs that the budget comes to, per head."""
-        return planned_blocks(
-            self.tiling(problem), self.top_k, self.sinks(problem), self.locals(problem), self.forced_in_budget
-        )
+        """Blocks and pairs that the budget comes to, per head; of an adaptive method, the most that it may keep."""
+        tiling = self.tiling(problem)
+        top_k = tiling.blocks if self.adaptive else self.top_k
+        in_budget = self.forced_in_budget and not self.adaptive
+        return planned_blocks(tiling, top_k, self.sinks(problem), self.locals(problem), in_budget)
