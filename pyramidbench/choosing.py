@@ -89,7 +89,7 @@ def _budgeted(text: str) -> BlockMethod:
     """The method of a text, if the shape of its lists is known before it runs."""
     method = _method_of(text)
     if not isinstance(method, BlockMethod) or method.adaptive:
-        raise UserError(f"method '{method.name}' has no fixed budget of blocks; call it without torch.compile")
+        raise UserError(f"method '{method.name}' has no budget of blocks; call it without torch.compile")
     return method
 
 
