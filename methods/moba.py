@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
+
 from pyramidbench.kernels.attending import WalkMethod
 from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.method import NonNegative, Positive
+from pyramidbench.method import BlockMethod, NonNegative, Positive
 from pyramidbench.problem import Problem
 
 
@@ -16,8 +18,8 @@ from pyramidbench.problem import Problem
 class Moba(WalkMethod):
     """Keeps K blocks for every query and head: its own, and the K - 1 earlier ones whose mean key has the highest logit.
 
-    K counts the own block, and nothing else is forced. At another method's K, which leaves out the sink and two local
-    blocks, set `top_k` three higher for the same keys per query.
+    K counts the own block, and nothing else is forced. In a sweep `--top-k` sets K higher by the sink and local blocks that
+    the other methods keep besides theirs, so that all attend to as many keys per query.
     Cost: 2·D·H·M·n₁/2 for the logits of n₁ means, attention 4·D·H·M·K·C.
     Differs from the source: no training with the gate, which the source asks for; blocks of 64 by default where it has 512
     to 4096 (preset `paper`: 512 and 3). A `query_tile` above 1, which it lacks, ranks by the LogSumExp over the rows and
@@ -35,6 +37,18 @@ class Moba(WalkMethod):
     local_blocks: Positive | None = 1
     forced_in_budget: bool = True
     head_reduce: Literal["none", "sum_lse"] = "none"
+
+    def own_top_k(self, shared: int, problem: Problem) -> int:
+        return shared + self._forced_by_others(problem) if self.forced_in_budget else shared
+
+    def shared_top_k(self, problem: Problem) -> int:
+        return max(0, self.top_k - self._forced_by_others(problem)) if self.forced_in_budget else self.top_k
+
+    def _forced_by_others(self, problem: Problem) -> int:
+        """Blocks that the last tile keeps whatever their score under the budget that the other methods share."""
+        shared, tiling = BlockMethod(), self.tiling(problem)
+        last = torch.tensor([tiling.tiles - 1])
+        return int(tiling.forced(last, shared.sinks(problem), shared.locals(problem)).count())
 
     def rules(self, problem: Problem) -> WalkRules:
         return WalkRules(

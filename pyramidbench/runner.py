@@ -136,8 +136,9 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
     values |= {name: getattr(cell, name) for name in same}
     if isinstance(method, BlockMethod):
         values |= {name: getattr(method, name) for name in ("block_size", "query_tile")}
-        values["top_k"] = None if method.adaptive else method.top_k
-        values["levels"] = method.walked_levels(cell.problem(settings.device))
+        problem = cell.problem(settings.device)
+        values["top_k"] = None if method.adaptive else method.shared_top_k(problem)
+        values["levels"] = method.walked_levels(problem)
     return values
 
 
