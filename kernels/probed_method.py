@@ -25,7 +25,7 @@ class ProbedMethod(TorchMethod):
     """
 
     probe_rows: Positive = 64
-    probe_every: Positive = 4096
+    probe_every: Positive = 1024
     head_reduce: Literal["none"] = "none"
 
     def lists(self, q: Tensor, summary: Tensor, tile: Tensor, lines: Lines | None, problem: Problem) -> Tensor:
