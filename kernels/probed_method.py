@@ -21,7 +21,8 @@ class ProbedMethod(TorchMethod):
     """Chooses by lines that `probe_rows` queries see; the newest probe that ended before a tile counts for it.
 
     Probes end after `probe_rows` queries, at twice, four times, … that, and from `probe_every` queries on at each multiple of
-    it. Every query head has its own set.
+    it. Every query head has its own set. On 8 192 tokens of SmolLM2 (layers 7 and 13, K 8) `vertical_slash` finds .39, .47, .51
+    and .63 of the best blocks with a probe every 4 096, 1 024, 512 and 64 queries; at 1 024 probes cost 6 % of all logits.
     """
 
     probe_rows: Positive = 64

@@ -28,7 +28,7 @@ class Shares:
 
 @dataclass(frozen=True)
 class ShareMethod(TorchMethod):
-    """Keeps the blocks whose shares reach `top_p` of a tile's attention; with top_p None, the K best.
+    """Keeps the blocks whose shares reach `top_p` of a tile's attention, whatever K is; with top_p None, the K best.
 
     Shares may look no further than the keys that the tile's first query sees. head_reduce: "none", a set for each query
     head; "sum_prob", the shares of a group's heads added, which then share a set.

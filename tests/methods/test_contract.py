@@ -7,11 +7,13 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from pyramidbench.cost import planned_blocks
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Problem
 from pyramidbench.rates import work
@@ -266,14 +268,17 @@ def test_the_planned_blocks_are_selected(budgeted: str, in_budget: bool, tile: i
         assert selection.density() == pytest.approx(planned.pairs / tiling.visible_pairs())
 
 
-@pytest.mark.parametrize("budgeted", BUDGETED)
-def test_the_default_budget_is_the_shared_one(budgeted: str) -> None:
-    """At one K all rules keep as much, beside one sink and two local blocks; a rule that counts its own block says so."""
-    method = create(budgeted)
+@pytest.mark.parametrize("tile", [1, 64, 128])
+@pytest.mark.parametrize("name", [spec for spec in BUDGETED if ":" not in spec])
+def test_at_one_budget_all_keep_as_many_blocks(name: str, tile: int) -> None:
+    """However a rule counts: K ranked blocks beside one sink and two local ones; presets may have a window of their own."""
+    problem = replace(PLAIN, seq_len_q=4096, seq_len_kv=4096)
+    method = create(name, {"query_tile": tile})
     assert isinstance(method, BlockMethod)
-    forced = (method.sinks(PLAIN), method.locals(PLAIN), method.forced_in_budget)
-    if forced != (1, 2, False):
-        assert "K counts" in (method.__doc__ or "") or "window" in (method.__doc__ or "")
+    method = replace(method, top_k=method.own_top_k(8, problem))
+    assert method.shared_top_k(problem) == 8
+    shared = planned_blocks(method.tiling(problem), 8, 1, 2)
+    assert (method.planned(problem).listed, method.planned(problem).pairs) == (shared.listed, shared.pairs)
 
 
 @pytest.mark.parametrize("tile", TILES)
