@@ -87,14 +87,15 @@ class TorchMethod(AttendingMethod):
         """Scores that are held at a time."""
         return CHUNK_ELEMENTS["cpu" if problem.device == "cpu" else "cuda"]
 
-    def workspace(self, problem: Problem, elements: float, summary: float = 0.0) -> float:
-        """Bytes held besides inputs and output: summary, lists, a few copies of a chunk, the twin's fp32 keys and values.
+    def workspace(self, problem: Problem, elements: float, summary: float = 0.0) -> tuple[float, float, float]:
+        """Bytes held besides inputs and output, and of these the summary's and the lists', as `Cost` takes them.
 
-        elements: the scores of all tiles together, of which a chunk is held at a time. summary: bytes.
+        Besides both: a few copies of a chunk, and the twin's fp32 keys and values. elements: the scores of all tiles together,
+        of which a chunk is held at a time. summary: bytes.
         """
         lists = 24.0 * problem.batch * self.sets(problem) * self.planned(problem).listed
         copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-        return summary + lists + copies + 6 * 4.0 * min(elements, self.chunk_elements(problem))
+        return summary + lists + copies + 6 * 4.0 * min(elements, self.chunk_elements(problem)), summary, lists
 
 
 @dataclass(frozen=True)
@@ -135,4 +136,5 @@ class WalkMethod(AttendingMethod):
         held = backends.workspace_bytes(
             problem, tiling, rules, self.route_backend(problem), self.attend_backend(problem)
         )
-        return Cost((*walk_cost(problem, tiling, rules), self.attend_cost(problem)), held)
+        parts = backends.parts_bytes(problem, tiling, rules, self.route_backend(problem))
+        return Cost((*walk_cost(problem, tiling, rules), self.attend_cost(problem)), held, *parts)

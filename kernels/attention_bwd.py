@@ -29,6 +29,7 @@ from pyramidbench.kernels.attention_pieces import add_pieces, piece_places, piec
 from pyramidbench.kernels.attention_portable import AttendTile
 from pyramidbench.kernels.transpose import PART, Cut, Transposed, transpose, transposed_room
 from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import part
 
 TABLE_BYTES = 64 * 2**20
 PIECE_BYTES = 512 * 2**20
@@ -36,8 +37,8 @@ CHUNK_ROWS = 16384
 """Rows that one program of `_attend_dkdv` streams at most. H200, ms for 4k/8k/16k/32k/64k rows: tiles of 128 at 64k keys
 10.0/9.3/9.0/9.7/9.9, at 256k 48.5/47.7/42.7/42.6/41.8; token level at 64k 12.6/11.4/11.2/12.5/16.0."""
 CHUNK_ROWS_FP32 = 512
-"""The same for fp32 inputs, whose rows are added one by one: sums over 16 384 of them were 7 times less exact than the
-twin's on an H200, at a block that every query lists."""
+"""The same for fp32 inputs: sums over 16 384 rows were 7 times less exact than the twin's on an H200, at a block that every
+query lists."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,8 @@ def gradients_of_keys(
     sums = [result.view(-1, *result.shape[2:]) for result in results]
     wide = [torch.zeros(1, *x.shape[1:], dtype=torch.float32, device=k.device) for x in sums] if runs > 1 else []
     for first in range(0, cut.segments, plan.tabled):
-        transpose(grouped, lowest, counts, cut, first, plan.most_pairs, by_block)
+        with part("transpose"):
+            transpose(grouped, lowest, counts, cut, first, plan.most_pairs, by_block)
         for start in range(first, min(first + plan.tabled, cut.segments), plan.windowed):
             end = min(start + plan.windowed, first + plan.tabled, cut.segments)
             window = _part(by_block, start - first, end - first)

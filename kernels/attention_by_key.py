@@ -22,6 +22,7 @@ from pyramidbench.kernels.attention_band import run_band, run_middle
 from pyramidbench.kernels.attention_partials import Window, partials_room, run_combine, run_partials
 from pyramidbench.kernels.transpose import PART, Cut, transpose, transposed_room
 from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import part
 
 PARTIAL_BYTES = 384 * 2**20
 TABLE_BYTES = 64 * 2**20
@@ -117,7 +118,8 @@ def attend_by_key(
     sums = {name: int(shape[name]) for name in ("GROUP", "QUERY_TILE", "HEAD_DIM_V", "BLOCK_DV")}
     sums |= {"BLOCK_M": tile.combine_rows, "UNROLL": tile.combine_slots, "num_warps": tile.combine_warps}
     for first in range(0, cut.segments, held):
-        transpose(indices, begins, ends, cut, first, most_pairs, by_block)
+        with part("transpose"):
+            transpose(indices, begins, ends, cut, first, most_pairs, by_block)
         for start in range(first, min(first + held, cut.segments), segments):
             window = Window(start, start - first, min(segments, cut.segments - start))
             run_partials((q, k, v), by_block, room, window, cut, selection, scale, tile.per_sm, shape)

@@ -97,6 +97,16 @@ def workspace_bytes(
     return max(route_memory.route_bytes(problem, tiling, rules), float(attend))
 
 
+def parts_bytes(problem: Problem, tiling: Tiling, rules: WalkRules, route_backend: Backend) -> tuple[float, float]:
+    """Bytes of the pyramid and of the lists, which `workspace_bytes` contains."""
+    pyramid = walk_cost.pyramid_bytes(problem, tiling, rules)
+    if route_backend == "reference":
+        return pyramid, walk_cost.lists_bytes(problem, tiling, rules)
+    from pyramidbench.kernels import route_memory
+
+    return pyramid, route_memory.lists_bytes(problem, tiling, rules)
+
+
 def _no_triton(device: str) -> str | None:
     if device != "cuda":
         return f"the Triton kernels need a CUDA device, and the tensors are on {device}"

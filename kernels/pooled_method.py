@@ -60,4 +60,4 @@ class PooledMethod(TorchMethod):
         pools = 4.0 * keys * self.strides / self.block_size
         build = StageCost("build", float(keys), keys * problem.itemsize + pools)
         route = StageCost("route", 2.0 * problem.head_dim * logits, 4 * 4.0 * logits)
-        return Cost((build, route, self.attend_cost(problem)), self.workspace(problem, logits, pools))
+        return Cost((build, route, self.attend_cost(problem)), *self.workspace(problem, logits, pools))

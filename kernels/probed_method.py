@@ -57,4 +57,5 @@ class ProbedMethod(TorchMethod):
         read = problem.batch * problem.kv_heads * sum(starts) * problem.head_dim * problem.itemsize
         route = StageCost("route", 2.0 * problem.head_dim * heads * probed + panel, read + 4.0 * panel)
         lines = 8.0 * self.probe_rows * problem.group * problem.seq_len_kv + 8.0 * heads * problem.seq_len_kv
-        return Cost((route, self.attend_cost(problem)), self.workspace(problem, 2 * panel, lines))
+        held, _, lists = self.workspace(problem, 2 * panel)
+        return Cost((route, self.attend_cost(problem)), held + lines, 0.0, lists)

@@ -17,6 +17,7 @@ from pyramidbench.kernels.route_walk import Start, run_walk
 from pyramidbench.kernels.route_window import Levels, windows
 from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import part
 from pyramidbench.tiling import Tiling
 
 SCORED_NODES = 4096
@@ -70,7 +71,8 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
     candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
     passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
     _walk_to_leaves(call, candidates, candidate_counts, passed)
-    run_leaf(call, k, candidates, candidate_counts, lists, counts)
+    with part("leaf scores"):
+        run_leaf(call, k, candidates, candidate_counts, lists, counts)
     return BlockSelection.of(lists, counts, tiling)
 
 
@@ -78,16 +80,26 @@ def _walk_to_leaves(call: Call, out: Tensor, counts: Tensor, width: int) -> None
     """Short levels by scores of all their nodes, longer ones below them by gathering each tile's nodes."""
     is_last = call.rules.leaf_score == "summary"
     lowest = lowest_scored_level(call.rules, call.tiling, call.group, call.dtype)
+    top = scored_levels(call.rules, call.tiling) - 1
     if lowest is None:
-        run_walk(call, out, counts, width)
+        with part(_named(top, 0, "gathered")):
+            run_walk(call, out, counts, width)
     elif lowest == 0:
-        _walk_scored(call, 0, out, counts, width, is_last=is_last)
+        with part(_named(top, 0, "scored")):
+            _walk_scored(call, 0, out, counts, width, is_last=is_last)
     else:
         inner = call.rules.inner_width()
         kept = torch.empty(call.items, inner, dtype=torch.int32, device=out.device)
         kept_counts = torch.empty(call.items, dtype=torch.int32, device=out.device)
-        _walk_scored(call, lowest, kept, kept_counts, inner, is_last=False)
-        run_walk(call, out, counts, width, Start(lowest, kept, kept_counts))
+        with part(_named(top, lowest, "scored")):
+            _walk_scored(call, lowest, kept, kept_counts, inner, is_last=False)
+        with part(_named(lowest - 1, 0, "gathered")):
+            run_walk(call, out, counts, width, Start(lowest, kept, kept_counts))
+
+
+def _named(top: int, lowest: int, how: str) -> str:
+    """A part of the walk as a profile shows it: a kernel takes several levels at once."""
+    return f"level {lowest}, {how}" if top == lowest else f"levels {top} to {lowest}, {how}"
 
 
 def _walk_scored(call: Call, lowest: int, out: Tensor, counts: Tensor, width: int, *, is_last: bool) -> None:

@@ -88,11 +88,11 @@ def is_summed(rules: WalkRules, tiling: Tiling) -> bool:
     return single and (rules.node_score == "summary" or scored_levels(rules, tiling) == 1)
 
 
-def slots(rules: WalkRules, tiling: Tiling) -> int:
-    """Places for a level's candidates: the children of the kept nodes and of two forced ones, or the start level."""
+def slots(rules: WalkRules, tiling: Tiling, opened: int = 2) -> int:
+    """Places for a level's candidates: the children of the kept nodes and of `opened` forced ones, or the start level."""
     levels = scored_levels(rules, tiling)
     start = -(-tiling.blocks // rules.branching ** (levels - 1))
-    below = rules.branching * (rules.inner_width() + 2) if levels > 1 else 1
+    below = rules.branching * (rules.inner_width() + opened) if levels > 1 else 1
     return triton.next_power_of_2(max(start, below, 16))
 
 

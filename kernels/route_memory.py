@@ -24,12 +24,18 @@ def route_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 and rules.needs_summaries(levels) else 1)
     nodes = problem.batch * problem.kv_heads * nodes_in(tiling.blocks, rules.branching, levels)
     items = _sets(problem, rules) * tiling.tiles
-    longest, arriving = list_widths(rules, tiling)
-    held = nodes * width * problem.itemsize + 4.0 * items * (longest + 1)
+    _, arriving = list_widths(rules, tiling)
+    held = nodes * width * problem.itemsize + lists_bytes(problem, tiling, rules)
     if rules.leaf_score == "summary":
         return held + _window_bytes(problem, tiling, rules)
     leaf = _leaf_bytes(problem, tiling, rules, arriving)
     return held + 4.0 * items * (arriving + 1) + max(leaf, _window_bytes(problem, tiling, rules))
+
+
+def lists_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
+    """Bytes of the chosen blocks of every tile, int32, with their counts."""
+    longest, _ = list_widths(rules, tiling)
+    return 4.0 * _sets(problem, rules) * tiling.tiles * (longest + 1)
 
 
 def _sets(problem: Problem, rules: WalkRules) -> int:

@@ -16,10 +16,16 @@ EXCLUDED = tl.constexpr(-2147483648)
 
 
 @triton.jit
+def _ordered(scores):
+    """Integers in the order of fp32 scores."""
+    bits = tl.where(scores > LOWEST, scores, LOWEST).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
 def best(scores, allowed, count):
     """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
-    bits = tl.where(scores > LOWEST, scores, LOWEST).to(tl.int32, bitcast=True)
-    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = _ordered(scores)
     low = tl.min(tl.where(allowed, order, 0x7FFFFFFF)) - 1
     order = tl.where(allowed, order, EXCLUDED)
     high = tl.max(order)
@@ -35,6 +41,37 @@ def best(scores, allowed, count):
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
     return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
+
+
+@triton.jit
+def best_with_edges(scores, allowed, first, has_first, last, has_last, count):
+    """The same among the places [n], one before them and one behind them, where has_first and has_last are 1: which of [n],
+    and 1 where the first, and the last, is chosen."""
+    order = tl.where(allowed, _ordered(scores), EXCLUDED)
+    first = tl.where(has_first > 0, _ordered(first), EXCLUDED)
+    last = tl.where(has_last > 0, _ordered(last), EXCLUDED)
+    # One below the lowest that is allowed; nothing is as low as EXCLUDED.
+    low = tl.min(tl.where(allowed, order, 0x7FFFFFFF))
+    low = tl.where(has_first > 0, tl.minimum(low, first), low)
+    low = tl.where(has_last > 0, tl.minimum(low, last), low) - 1
+    high = tl.maximum(tl.max(order), tl.maximum(first, last))
+    above = tl.sum(allowed.to(tl.int32)) + has_first + has_last
+    while (low + 1 < high) & (above > count):
+        middle = (low & high) + ((low ^ high) >> 1)
+        found = tl.sum((order > middle).to(tl.int32)) + (first > middle).to(tl.int32) + (last > middle).to(tl.int32)
+        low = tl.where(found >= count, middle, low)
+        above = tl.where(found >= count, found, above)
+        high = tl.where(found >= count, high, middle)
+    # What lies at the threshold is taken from the front.
+    edge = low + 1
+    tied = order == edge
+    sure = tl.sum((order > edge).to(tl.int32)) + (first > edge).to(tl.int32) + (last > edge).to(tl.int32)
+    before = (first == edge).to(tl.int32)
+    ahead = tl.cumsum(tied.to(tl.int32)) + before
+    with_first = (first > edge) | ((first == edge) & (sure < count))
+    with_last = (last > edge) | ((last == edge) & (sure + before + tl.sum(tied.to(tl.int32)) < count))
+    chosen = (order > edge) | (tied & (sure + ahead <= count))
+    return chosen, with_first.to(tl.int32), with_last.to(tl.int32)
 
 
 @triton.jit

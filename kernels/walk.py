@@ -31,6 +31,7 @@ from pyramidbench.kernels.scores import (
     summary_scores,
 )
 from pyramidbench.selection import merge, ranked_count, stack_lists, top_indices, top_n_indices
+from pyramidbench.stages import part
 from pyramidbench.tiling import Forced, Tiling
 
 _Score = Callable[[Tensor | None, int, int | None], Tensor]
@@ -169,11 +170,13 @@ class _Walk:
         pyramid = self.keys.pyramid
         nodes: Tensor | int = pyramid.size(pyramid.levels - 1)
         for level in range(pyramid.levels - 1, 0, -1):
-            kept = self.best_nodes(nodes, level, self.rules.inner_width(), self.node_scores)
-            opened = merge(kept, self.forced_ancestors(level))
-            nodes = self.children(opened, level)
-        kept = self.best_blocks(nodes)
-        return merge(kept, self.forced_list).flatten(0, 1)
+            with part(f"level {level}"):
+                kept = self.best_nodes(nodes, level, self.rules.inner_width(), self.node_scores)
+                opened = merge(kept, self.forced_ancestors(level))
+                nodes = self.children(opened, level)
+        with part("level 0"):
+            kept = self.best_blocks(nodes)
+            return merge(kept, self.forced_list).flatten(0, 1)
 
     def best_blocks(self, nodes: Tensor | int) -> Tensor:
         rules = self.rules

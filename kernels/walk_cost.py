@@ -55,16 +55,25 @@ def walk_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[Stage
 
 def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     """Bytes held besides inputs and output: pyramid, block lists, fp32 copies of one head's keys, one chunk of logits."""
-    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
-    width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 else 1)
-    kv_heads = problem.batch * problem.kv_heads
-    pyramid = kv_heads * nodes_in(tiling.blocks, rules.branching, levels) * width * problem.itemsize
-    listed = rules.top_k + rules.sink_blocks + rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
-    sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
-    lists = 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
     head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
     logits = min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
-    return pyramid + lists + head_copies + 6.0 * 4 * logits
+    held = pyramid_bytes(problem, tiling, rules) + lists_bytes(problem, tiling, rules)
+    return held + head_copies + 6.0 * 4 * logits
+
+
+def pyramid_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
+    """Bytes of the summaries of keys, all walked levels together."""
+    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 and rules.needs_summaries(levels) else 1)
+    nodes = problem.batch * problem.kv_heads * nodes_in(tiling.blocks, rules.branching, levels)
+    return float(nodes * width * problem.itemsize)
+
+
+def lists_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
+    """Bytes of the chosen blocks of every tile while they are made: int64, sorted and cut."""
+    listed = rules.top_k + rules.sink_blocks + rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
+    sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
+    return 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
 
 
 def nodes_in(blocks: int, branching: int, levels: int) -> int:

@@ -65,4 +65,4 @@ class ExactTopK(TorchMethod):
             problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
         )
         masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
-        return Cost((StageCost("route", scored, keys / 2), self.attend_cost(problem)), self.workspace(problem, masses))
+        return Cost((StageCost("route", scored, keys / 2), self.attend_cost(problem)), *self.workspace(problem, masses))

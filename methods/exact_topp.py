@@ -59,4 +59,4 @@ class ExactTopP(TorchMethod):
         keys = problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim
         masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
         route = StageCost("route", passes * scored, keys * problem.itemsize / 2)
-        return Cost((route, self.attend_cost(problem)), self.workspace(problem, masses))
+        return Cost((route, self.attend_cost(problem)), *self.workspace(problem, masses))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -63,4 +63,4 @@ class Hip(WalkMethod):
         walked = super().cost(problem)
         nodes = nodes_in(self.tiling(problem).blocks, self.branching, self.walked_levels(problem))
         read = 2.0 * problem.batch * problem.kv_heads * nodes * problem.head_dim * problem.itemsize
-        return Cost((StageCost("build", 0.0, read), *walked.stages[1:]), walked.workspace_bytes)
+        return replace(walked, stages=(StageCost("build", 0.0, read), *walked.stages[1:]))

@@ -41,4 +41,4 @@ class RandomBlocks(TorchMethod):
     def cost(self, problem: Problem) -> Cost:
         tiling = self.tiling(problem)
         drawn = float(problem.batch * problem.kv_heads * tiling.tiles * tiling.blocks)
-        return Cost((StageCost("route", drawn, 4 * drawn), self.attend_cost(problem)), self.workspace(problem, drawn))
+        return Cost((StageCost("route", drawn, 4 * drawn), self.attend_cost(problem)), *self.workspace(problem, drawn))

@@ -41,4 +41,4 @@ class SlidingWindow(TorchMethod):
 
     def cost(self, problem: Problem) -> Cost:
         lists = 4.0 * problem.batch * problem.kv_heads * self.planned(problem).listed
-        return Cost((StageCost("route", 0.0, lists), self.attend_cost(problem)), lists)
+        return Cost((StageCost("route", 0.0, lists), self.attend_cost(problem)), lists, 0.0, lists)

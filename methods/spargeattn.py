@@ -66,7 +66,7 @@ class SpargeAttn(ShareMethod):
             "route", 4 * queries + 2.0 * problem.head_dim * logits, queries * problem.itemsize + 16 * logits
         )
         held = self.workspace(problem, logits + queries, 4.0 * keys)
-        return Cost((build, route, self.attend_cost(problem)), held)
+        return Cost((build, route, self.attend_cost(problem)), *held)
 
 
 def likeness(x: Tensor, size: int) -> Tensor:

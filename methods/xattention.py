@@ -75,4 +75,4 @@ class XAttention(ShareMethod):
         keys = 4.0 * problem.batch * problem.kv_heads * problem.seq_len_kv * problem.head_dim
         route = StageCost("route", 2.0 * problem.head_dim * sums, 4 * 4.0 * squares)
         build = StageCost("build", 0.0, 2 * keys)
-        return Cost((build, route, self.attend_cost(problem)), self.workspace(problem, squares, keys))
+        return Cost((build, route, self.attend_cost(problem)), *self.workspace(problem, squares, keys))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+from functools import cache
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
@@ -31,5 +32,7 @@ def release_freed_memory() -> None:
         library.malloc_trim(0)
 
 
+@cache
 def _library() -> ctypes.CDLL:
+    """Found once: looking for it starts a program, which takes milliseconds."""
     return ctypes.CDLL(ctypes.util.find_library("c"))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.choosing import Chooser
+from pyramidbench.clock import check_cache
 from pyramidbench.kernels import backends
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
@@ -166,13 +167,14 @@ def sweep(
     fresh: bool = False,
     timing_s: float = TIMING_S,
     cell_budget_s: float = CELL_BUDGET_S,
+    cache: Literal["cold", "warm"] = "cold",
 ) -> Run:
     """Measure methods against each other and return the run, whose `.frame` is one row per cell.
 
     Give a suite (a name, the path of a TOML file, or a Suite; then `input` is the capture that it asks for), or axes as
     on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`, `keep="5%"`, `pass_="train"`. A
-    call with the same arguments goes on where an interrupted one stopped. Cells run in a child process, which imports
-    your script: call this under `if __name__ == "__main__":`.
+    call with the same arguments goes on where an interrupted one stopped. `cache` is what the L2 is before each timed call.
+    Cells run in a child process, which imports your script: call this under `if __name__ == "__main__":`.
 
     Raises:
         UserError: an argument that is not accepted, or a folder that cannot be used; nothing measured is lost.
@@ -184,7 +186,9 @@ def sweep(
     }  # fmt: skip
     chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=timed)
     capture = None if suite is None else input
-    plan = make_plan(chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s)
+    plan = make_plan(
+        chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s, cache=check_cache(cache)
+    )
     return run_plan(plan, out=None if out is None else Path(out), fresh=fresh)
 
 

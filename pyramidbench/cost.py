@@ -24,10 +24,13 @@ class StageCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of a whole call. `workspace_bytes` is the largest memory held besides inputs and output."""
+    """Work of a whole call. `workspace_bytes` is the largest memory held besides inputs and output; of it, `pyramid_bytes` are
+    summaries of keys that live from build to route, and `lists_bytes` the chosen blocks, which live until the end."""
 
     stages: tuple[StageCost, ...]
     workspace_bytes: float = 0.0
+    pyramid_bytes: float = 0.0
+    lists_bytes: float = 0.0
 
     @property
     def flops(self) -> float:

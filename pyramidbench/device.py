@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from pyramidbench.errors import UserError
 
@@ -23,24 +23,33 @@ class Device(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    kind: str
-    name: str
-    memory_bytes: int
-    threads: int
-    system: str
-    python: str
-    torch: str
-    triton: str | None
-    cuda: str | None
-    capability: str | None
-    peak_flops_per_s: float | None = None
-    peak_bytes_per_s: float | None = None
+    kind: str = Field(description="cpu or cuda")
+    name: str = Field(description="the device's own name; of a merged run, all of them")
+    memory_bytes: int | None = Field(description="a GPU's memory, or main memory that was free")
+    threads: int | None = Field(description="CPU threads that torch used")
+    system: str = Field(description="operating system")
+    python: str = Field(description="version of Python")
+    torch: str = Field(description="version of torch")
+    triton: str | None = Field(description="version of Triton")
+    cuda: str | None = Field(description="version of CUDA that torch was built with; null on a CPU")
+    capability: str | None = Field(description="CUDA compute capability; null on a CPU")
+    peak_flops_per_s: float | None = Field(
+        default=None,
+        description="operations per second of a large product at the start, bf16 on a GPU and fp32 on a CPU",
+    )
+    peak_bytes_per_s: float | None = Field(
+        default=None, description="bytes per second of a large copy, measured at the start"
+    )
 
     @property
     def slug(self) -> str:
         """The name as it stands in the name of a run's folder."""
-        words = "".join(letter if letter.isalnum() else " " for letter in self.name.lower()).split()
-        return "-".join(words[:4])
+        return "-".join(slug_of(self.name).split("-")[:4])
+
+
+def slug_of(name: str) -> str:
+    """A device's name as it stands in file names."""
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name.lower()).split())
 
 
 def pick_device(kind: str) -> torch.device:

@@ -36,5 +36,9 @@ Out = Annotated[Path | None, Option(help="the run's folder; the same command goe
 Fresh = Annotated[bool, Option("--fresh", help="start over; an existing folder is renamed, not deleted")]
 DryRun = Annotated[bool, Option("--dry-run", help="print the plan and stop")]
 Timing = Annotated[str, Option("--timing", help="time of repeated calls per cell, as 2s")]
+CacheState = Annotated[
+    str,
+    Option("--cache", help="the L2 before each timed call: cold (overwritten), or warm (as a call like it leaves it)"),
+]
 CellBudget = Annotated[str, Option("--cell-budget", help="cells predicted to take longer are skipped, as 60s or 10m")]
 AsJson = Annotated[bool, Option("--json", help="print JSON for scripts")]

@@ -30,7 +30,8 @@ MEANS = [
     "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
 ]  # fmt: skip
 WEAKEST = ["recall_worst_head", "mass_kept_worst_head", "samples", "sampled_tiles"]
-LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes"]
+LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes", "memory_flagged"]
+SPEEDUP = ["speedup", "speedup_low", "speedup_high"]
 TEXTS = ["reason", "budget", "dense_method", "quality_source", "clock", "speedup_reason"]
 Row = dict[Any, Any]
 
@@ -56,15 +57,25 @@ def failed(frame: pd.DataFrame) -> pd.DataFrame:
 def with_speedups(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with `dense_method` and `speedup` filled in; both are null where no dense row can be the reference.
 
-    The reference of a row is the fastest measured dense row of the same problem, input, layer and device.
+    The reference of a row is the fastest measured dense row of the same problem, input, layer and device. Where the two
+    were timed in turns the row has its speed-up from pairs, with an interval; else it is the ratio of the medians.
     """
     result = frame.copy()
-    found = [(best, row) for row, best, _ in _references(frame)]
-    names = [None if best is None else best["method"] for best, _ in found]
-    ratios = [float("nan") if best is None else best["latency_s"] / row["latency_s"] for best, row in found]
-    result["dense_method"] = pd.Series(names, index=frame.index, dtype=object)
-    result["speedup"] = pd.Series(ratios, index=frame.index, dtype=float)
+    found = [_speedup(row, best) for row, best, _ in _references(frame)]
+    for index, name in enumerate(("dense_method", *SPEEDUP)):
+        kind = object if name == "dense_method" else float
+        result[name] = pd.Series([values[index] for values in found], index=frame.index, dtype=kind)
     return result
+
+
+def _speedup(row: Row, best: Row | None) -> tuple[object, ...]:
+    """dense_method, speedup, speedup_low, speedup_high of a row whose reference is `best`."""
+    nothing = float("nan")
+    if best is None:
+        return None, nothing, nothing, nothing
+    if not is_missing(row.get("speedup_low")) and row["dense_method"] == best["method"]:
+        return best["method"], row["speedup"], row["speedup_low"], row["speedup_high"]
+    return best["method"], best["latency_s"] / row["latency_s"], nothing, nothing
 
 
 def speedup_reasons(frame: pd.DataFrame) -> pd.Series:
@@ -103,8 +114,8 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     """One row per method, problem, input and budget: the mean over layers and seeds, with the count as `cells`.
 
     Timed and untimed cells are kept apart, and `layers` names what a mean is over: means over different layers are never
-    compared. Quality and time are means; worst heads and sample counts are the weakest, memory the largest; `speedup` is the
-    geometric mean of the ratios, each within its layer. Rows without numbers are joined where status and reason agree.
+    compared. Quality and time are means; worst heads and sample counts are the weakest, memory the largest; `speedup` and the
+    ends of its interval are geometric means over the cells. Rows without numbers are joined where status and reason agree.
     `label` tells apart rows of one method whose parameters differ beyond the budget, e.g. "pyramid beam=1".
     """
     source = with_speedups(frame).assign(speedup_reason=speedup_reasons(frame))
@@ -114,7 +125,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
         measured_how = ("measured", is_missing(row["latency_s"]))
         outcome = measured_how if row["status"] in MEASURED else (row["status"], str(row["reason"]))
         groups.setdefault((*_key(row, KEYS), *outcome), []).append(row)
-    numbers = [*MEANS, *WEAKEST, *LARGEST, "speedup"]
+    numbers = [*MEANS, *WEAKEST, *LARGEST, *SPEEDUP]
     summary = pd.DataFrame(
         map(_joined, groups.values()), columns=["status", "cells", "layers", *KEYS, *numbers, *TEXTS]
     )
@@ -130,7 +141,7 @@ def _joined(rows: list[Row]) -> Row:
     named = ", ".join(str(layer) for layer in layers) or None
     joined: Row = {"status": _weakest_status(rows), "cells": len(rows), "layers": named}
     joined |= {key: None if is_missing(rows[0][key]) else rows[0][key] for key in KEYS}
-    for names, join in ((MEANS, fmean), (WEAKEST, min), (LARGEST, max), (["speedup"], geometric_mean), (TEXTS, _first)):
+    for names, join in ((MEANS, fmean), (WEAKEST, min), (LARGEST, max), (SPEEDUP, geometric_mean), (TEXTS, _first)):
         for name in names:
             known = [row[name] for row in rows if not is_missing(row[name])]
             joined[name] = join(known) if known else None

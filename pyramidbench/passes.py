@@ -87,7 +87,8 @@ def pass_cost(method: Method, problem: Problem) -> Cost:
     traffic = 2 * attend.bytes + _gradient_bytes(problem)
     backward = StageCost("backward", ATTENTION_WORK["backward"] * attend.flops, traffic)
     stages = (*cost.stages, backward) if problem.direction == "train" else (backward,)
-    return Cost(stages, cost.workspace_bytes + _gradient_bytes(problem) + _saved_bytes(method, problem))
+    held = cost.workspace_bytes + _gradient_bytes(problem) + saved_bytes(method, problem)
+    return Cost(stages, held, cost.pyramid_bytes, cost.lists_bytes)
 
 
 def _gradient_bytes(problem: Problem) -> float:
@@ -95,7 +96,7 @@ def _gradient_bytes(problem: Problem) -> float:
     return float(problem.io_bytes - problem.output_bytes)
 
 
-def _saved_bytes(method: Method, problem: Problem) -> float:
+def saved_bytes(method: Method, problem: Problem) -> float:
     """What lives from forward to backward besides inputs and output: two fp32 numbers a row (log-sum-exp, and the product of
     output and its gradient), and the lists with their transposition, int32 each."""
     rows = 8.0 * problem.batch * problem.heads * problem.seq_len_q

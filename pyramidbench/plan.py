@@ -10,13 +10,13 @@ from typing import Literal
 
 from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
-from pyramidbench.clock import FEWEST_SAMPLES
 from pyramidbench.cost import Cost
 from pyramidbench.expand import DescribeInput
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
 from pyramidbench.passes import pass_cost
 from pyramidbench.record import MEASURED, Record
+from pyramidbench.sampling import FEWEST_SAMPLES
 from pyramidbench.units import gibibytes
 
 Verdict = Literal["run", "skipped", "unsupported"]
@@ -34,8 +34,9 @@ CHECKS_S = {True: 1.0, False: 0.5}
 
 CHECKED_CALLS = {True: 2, False: 1}
 """Calls that the gate makes, by whether the cell is timed: only a timed one is checked for look-ahead."""
-TIMED_CALLS = 3
-"""Further calls of a timed cell outside the clock: its stages (more often where calls are short), memory, the gate again."""
+TIMED_CALLS = 4
+"""Further calls of a timed cell outside the clock: its stages (more often where calls are short), memory, the choice once more
+for its rates or the host's time, the gate again."""
 GRADIENT_CALLS = 5
 """Calls that the gate makes besides, where the pass has gradients."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES

@@ -14,11 +14,29 @@ from pyramidbench.tiling import Tiling
 
 def work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
     """The columns that say how much a call attends to, and what memory it should need."""
-    expected = problem.output_bytes + pass_cost(method, problem).workspace_bytes
-    columns: dict[str, Any] = {"density": 1.0, "expected_memory_bytes": int(expected)}
+    columns: dict[str, Any] = {"density": 1.0, **expected_memory(method, problem)}
     if selection is not None:
         columns |= {"density": selection.density(), "selected_blocks": float(selection.counts.double().mean())}
     return columns
+
+
+def expected_memory(method: Method, problem: Problem) -> dict[str, Any]:
+    """The memory columns by formula: the whole pass, and what is held at most in each of its stages.
+
+    Building holds the pyramid; choosing the pyramid, the lists and the scores of a window; the index the lists; attention
+    the lists, the output and its own scratch; the backward all that the whole pass is expected to hold.
+    """
+    forward, whole = method.cost(problem), pass_cost(method, problem)
+    total = int(problem.output_bytes + whole.workspace_bytes)
+    has = {stage.stage for stage in whole.stages} | {stage.stage for stage in forward.stages}
+    stages = {
+        "build": forward.pyramid_bytes,
+        "route": forward.workspace_bytes,
+        "attend": problem.output_bytes + forward.workspace_bytes - forward.pyramid_bytes,
+        "backward": total,
+    }
+    held = {f"{stage}_expected_bytes": int(size) for stage, size in stages.items() if stage in has}
+    return {"expected_memory_bytes": total, **held}
 
 
 def rates(method: Method, problem: Problem, selection: BlockSelection | None, seconds: float) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 Status = Literal[
     "ok", "low_n", "throttled",
     "oom", "oom_predicted", "timeout", "incorrect", "cuda_error", "crashed", "unsupported", "skipped",
@@ -60,9 +60,32 @@ class Record(BaseModel):
     )
     latency_low_s: float | None = _column("lower end of the bootstrap 95 % interval of the median")
     latency_high_s: float | None = _column("upper end of that interval")
+    latency_p5_s: float | None = _column("5th percentile of the timed calls")
+    latency_q1_s: float | None = _column("25th percentile: the lower quartile")
+    latency_q3_s: float | None = _column("75th percentile: the upper quartile")
+    latency_p95_s: float | None = _column("95th percentile of the timed calls")
     samples: int | None = _column("timed calls")
-    clock: str | None = _column("what timed them, and whether the cache was cold")
-    first_call_s: float | None = _column("wall time of the first call, with any compilation; never part of latency_s")
+    clock: str | None = _column("what timed them, and whether the cache was cold or warm")
+    threads: int | None = _column("CPU threads that torch was held to")
+    session: str | None = _column("cells with the same text were timed in turns, so that their samples can be paired")
+    setup_s: float | None = _column(
+        "wall time until the method had run once: import, compilation, autotuning, and that call; never part of latency_s"
+    )
+    first_call_s: float | None = _column(
+        "time of the first call under the clock, before the warm-up, with everything compiled; never part of latency_s"
+    )
+    host_s: float | None = _column("time that the host takes to issue a call, median; null on a CPU")
+    graph_latency_s: float | None = _column(
+        "median time of the call replayed as a CUDA graph, where the host's time bounds it; null elsewhere"
+    )
+    graph_latency_low_s: float | None = _column("lower end of the bootstrap 95 % interval of that median")
+    graph_latency_high_s: float | None = _column("upper end of that interval")
+    sm_clock_hz: float | None = _column("lowest clock of the GPU that was read around the blocks of calls")
+    power_w: float | None = _column("highest power that was read around them")
+    temperature_c: float | None = _column("highest temperature that was read around them, degrees Celsius")
+    throttle_reasons: str | None = _column(
+        "why the GPU held its clock back around them, as NVML says; null: nothing did"
+    )
     build_s: float | None = _column("building summaries of the keys, median")
     route_s: float | None = _column("scoring and choosing blocks, median")
     index_s: float | None = _column("turning the choice into the lists that the attention reads, median")
@@ -71,7 +94,12 @@ class Record(BaseModel):
     dense_method: str | None = _column(
         "fastest valid dense method of the same run and problem, the reference of speedup"
     )
-    speedup: float | None = _column("latency of dense_method ÷ latency_s")
+    speedup: float | None = _column(
+        "time of dense_method ÷ time of this row: the median over pairs of calls where the two were timed in turns, else the "
+        "ratio of the medians"
+    )
+    speedup_low: float | None = _column("lower end of the bootstrap 95 % interval of that median; null without pairs")
+    speedup_high: float | None = _column("upper end of that interval")
     tokens_per_s: float | None = _column("batch × queries ÷ latency_s")
     useful_flops_per_s: float | None = _column("operations on attended pairs and selection ÷ latency_s")
     executed_flops_per_s: float | None = _column("operations on all launched tiles and selection ÷ latency_s")
@@ -84,6 +112,19 @@ class Record(BaseModel):
         "peak memory above the inputs during a call; forward and backward where the pass has gradients"
     )
     expected_memory_bytes: int | None = _column("the same by formula: output and workspace, and what gradients need")
+    memory_flagged: bool | None = _column("whether the measured peak is over 1.5 times the formula")
+    reserved_memory_bytes: int | None = _column(
+        "what the CUDA allocator took from the device for the call; null on a CPU"
+    )
+    build_peak_bytes: int | None = _column("peak memory above the inputs while summaries are built")
+    build_expected_bytes: int | None = _column("the same by formula: the summaries")
+    route_peak_bytes: int | None = _column("peak memory above the inputs while blocks are scored and chosen")
+    route_expected_bytes: int | None = _column("the same by formula: summaries, scores, lists")
+    index_peak_bytes: int | None = _column("peak memory above the inputs in the rest of choosing")
+    attend_peak_bytes: int | None = _column("peak memory above the inputs during attention")
+    attend_expected_bytes: int | None = _column("the same by formula: lists, output and scratch")
+    backward_peak_bytes: int | None = _column("peak memory above the inputs during the backward")
+    backward_expected_bytes: int | None = _column("the same by formula: what the forward left, and the gradients")
     recall: float | None = _column(
         "share of the exact Top-K blocks that was chosen; forced blocks and trivial queries left out"
     )

@@ -5,23 +5,67 @@ from __future__ import annotations
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
+
+from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.manifest import Manifest, Source
+from pyramidbench.profiling.profile import Profile
+from pyramidbench.profiling.rows import KernelRow, StageRow
 from pyramidbench.record import Record
 from pyramidbench.registry import method_class, method_names, preset_names
+from pyramidbench.schema import ADDED
 
 KINDS = {str: "text", bool: "yes or no", int: "whole number", float: "number"}
+LISTS = {str: "list of texts", Source: "list of tables"}
 
 
 def columns_markdown() -> str:
     """Every result column in the order of the files, as a Markdown table: name, type, meaning."""
-    fields = [(field.alias or name, field) for name, field in Record.model_fields.items()]
-    return _table(
-        ["column", "type", "meaning"],
-        [[f"`{name}`", _kind(field.annotation), field.description or ""] for name, field in fields],
-    )
+    return _fields(Record, "column")
+
+
+def manifest_markdown() -> str:
+    """Every key of manifest.json, as a Markdown table."""
+    return _fields(Manifest, "key")
+
+
+def sources_markdown() -> str:
+    """Every key of one of a manifest's sources, as a Markdown table."""
+    return _fields(Source, "key")
+
+
+def device_markdown() -> str:
+    """Every key of device.json, as a Markdown table."""
+    return _fields(Device, "key")
+
+
+def profile_markdown() -> str:
+    """Every key of profile.json, as a Markdown table."""
+    return _fields(Profile, "key")
+
+
+def stages_markdown() -> str:
+    """Every key of a profile's stage, as a Markdown table."""
+    return _fields(StageRow, "key")
+
+
+def kernels_markdown() -> str:
+    """Every key of a profile's kernel, as a Markdown table."""
+    return _fields(KernelRow, "key")
+
+
+def versions_markdown() -> str:
+    """Every version of the result schema with what it added, as a Markdown table."""
+    rows = [["1", "the first"]]
+    for version, parts in ADDED.items():
+        told = [f"{part}: {', '.join(f'`{name}`' for name in names)}" for part, names in parts.items()]
+        rows.append([str(version), "; ".join(told)])
+    return _table(["version", "added"], rows)
 
 
 def methods_markdown() -> str:
@@ -34,20 +78,28 @@ def methods_markdown() -> str:
     return _table(["method", "kind", "presets", "what it is", "source"], rows)
 
 
-TABLES = {"results.md": ("columns", columns_markdown), "methods.md": ("methods", methods_markdown)}
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "results.md": {
+        "columns": columns_markdown, "manifest": manifest_markdown, "sources": sources_markdown, "device": device_markdown,
+        "versions": versions_markdown, "profile": profile_markdown, "stages": stages_markdown, "kernels": kernels_markdown,
+    },
+    "methods.md": {"methods": methods_markdown},
+}  # fmt: skip
 
 
 def filled(page: str, text: str) -> str:
-    """The text of a page of TABLES with its table made anew, between `<!-- name -->` and `<!-- end of name -->`.
+    """The text of a page of TABLES with its tables made anew, each between `<!-- name -->` and `<!-- end of name -->`.
 
     Raises:
-        UserError: the text lacks these two marks.
+        UserError: the text lacks the two marks of a table.
     """
-    name, table = TABLES[page]
-    between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
-    if not between.search(text):
-        raise UserError(f"{page} lacks the marks <!-- {name} --> and <!-- end of {name} -->; put them back.")
-    return between.sub(lambda marks: f"{marks[1]}{table()}\n{marks[2]}", text)
+    for name, table in TABLES[page].items():
+        between = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
+        if not between.search(text):
+            raise UserError(f"{page} lacks the marks <!-- {name} --> and <!-- end of {name} -->; put them back.")
+        made = table()
+        text = between.sub(lambda marks, made=made: f"{marks[1]}{made}\n{marks[2]}", text)  # type: ignore[misc]
+    return text
 
 
 def main(folder: Path) -> None:
@@ -57,13 +109,25 @@ def main(folder: Path) -> None:
         path.write_text(filled(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
+def _fields(model: type[BaseModel], called: str) -> str:
+    fields = [(field.alias or name, field) for name, field in model.model_fields.items()]
+    return _table(
+        [called, "type", "meaning"],
+        [[f"`{name}`", _kind(field.annotation), field.description or ""] for name, field in fields],
+    )
+
+
 def _kind(annotation: Any) -> str:
     """A column's type in plain words; that it may be empty goes without saying."""
-    if get_origin(annotation) is types.UnionType:
+    if get_origin(annotation) in (types.UnionType, Union):
         annotation = next(part for part in get_args(annotation) if part is not types.NoneType)
     if get_origin(annotation) is list:
-        return "list of numbers"
-    return "text" if get_origin(annotation) is Literal else KINDS[annotation]
+        return LISTS.get(get_args(annotation)[0], "list of numbers")
+    if get_origin(annotation) is tuple:
+        return "list of tables"
+    if get_origin(annotation) is dict:
+        return "table"
+    return "text" if get_origin(annotation) is Literal else KINDS.get(annotation, "table")
 
 
 def _table(header: list[str], rows: list[list[str]]) -> str:

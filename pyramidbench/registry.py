@@ -9,7 +9,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -81,9 +81,15 @@ def create(spec: str, parameters: Mapping[str, object] | None = None) -> Method:
         if key not in parameter_names(name):
             raise unknown(f"parameter of method '{name}':", key, parameter_names(name))
     try:
-        return TypeAdapter(cls).validate_python(given)
+        return _adapter(cls).validate_python(given)  # type: ignore[arg-type]  # mypy: type[Method] is hashable
     except ValidationError as error:
         raise UserError(f"method '{spec}': {describe(error)}") from None
+
+
+@lru_cache(maxsize=64)
+def _adapter(cls: type[Method]) -> TypeAdapter[Method]:
+    """The check of a class's parameters; making one takes milliseconds, and a sweep makes a method several times a cell."""
+    return TypeAdapter(cls)
 
 
 def mass_source(tiling: Tiling) -> MassSource:

@@ -12,13 +12,24 @@ from rich.table import Table
 from rich.text import Text
 
 from pyramidbench.cell import Cell
+from pyramidbench.comparing.comparison import Comparison
+from pyramidbench.comparing.table import columns as compared_columns
+from pyramidbench.comparing.table import sentences
+from pyramidbench.doctor import Finding
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
+from pyramidbench.merging import Merging
+from pyramidbench.profiling.profile import Profile
+from pyramidbench.profiling.table import about, kernel_table, stage_table
+from pyramidbench.profiling.table import sentences as profile_sentences
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.registry import create, method_class, preset_names
+from pyramidbench.scaling import scalings
+from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
-from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
+from pyramidbench.units import MISSING, duration, mebibytes, milliseconds, one_line, tokens
 from pyramidbench.verdict import caveats
 
+STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
 ASCII = str.maketrans({"±": "+-", "×": "x", "÷": "/", "–": "-", "…": "...", "²": "^2", "≥": ">="})
 
 
@@ -49,6 +60,7 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
             cells = int(measured(setting.rows)["cells"].max())
             if cells > 1:
                 _line(console, f"A row is the mean over layers and seeds: up to {cells} cells.")
+            _show_scaling(console, setting)
     if summary.empty:
         _line(console, "This run holds no cell.")
     elif measured(summary).empty:
@@ -59,6 +71,14 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
         _line(console, f"! {note}", "yellow")
     if lost := failures(summary):
         _show_columns(console, "Cells without a number", failure_columns(summary), [lost])
+
+
+def _show_scaling(console: Console, setting: Setting) -> None:
+    """How time grows with the length, where there are several."""
+    rows = scaling_rows(scalings(setting))
+    if rows:
+        show_table(console, "How time grows with the length", rows, HEADERS)
+        _line(console, MEANING, "dim")
 
 
 def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> None:
@@ -75,6 +95,46 @@ def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> Non
         _line(console, "No row has a recall.")
         return
     _explain(console, tables[0][1])
+
+
+def show_comparison(console: Console, comparison: Comparison) -> None:
+    """Print what differs between two runs or two methods: a row per pair of cells, and what it comes to."""
+    shown = compared_columns(comparison)
+    _show_columns(console, "Comparison, B against A", shown, [comparison.frame.to_dict("records")], "--json")
+    for line in sentences(comparison):
+        _line(console, line)
+    _explain(console, [column for column in shown if column.meaning])
+
+
+def show_merge(console: Console, merging: Merging) -> None:
+    """Print what is merged: each run with what is taken from it, the conflicts, and what else differs."""
+    rows = []
+    for run in merging.runs:
+        taken = sum(source is run for _, source in merging.kept)
+        rows.append([run.path.name, one_line(run.device.name), str(len(run.records)), str(taken)])
+    show_table(console, "Merge", rows, ["run", "device", "cells", "taken"])
+    if merging.conflicts:
+        twice = [
+            [f"{found.first.method} at {tokens(found.first.seq_len_kv)}", found.first.cell, *(
+                f"{milliseconds(record.latency_s)} ({run})"
+                for record, run in ((found.first, found.first_run), (found.last, found.last_run))
+            )]
+            for found in merging.conflicts
+        ]  # fmt: skip
+        show_table(console, "Measured twice on one device, ms", twice, ["cell", "identity", "first", "last"])
+    for note in merging.notes:
+        _line(console, f"! {note}.", "yellow")
+
+
+def show_profile(console: Console, profile: Profile) -> None:
+    """Print a profile: its stages, its kernels, and what the whole call comes to."""
+    _line(console, about(profile), "bold")
+    for shown in (stage_table(profile), kernel_table(profile)):
+        _show_columns(console, shown.title, shown.columns, [shown.rows], "stages.csv and kernels.csv")
+        for note in shown.notes:
+            _line(console, note, "dim")
+    for line in profile_sentences(profile):
+        _line(console, line)
 
 
 def show_plan(console: Console, planned: Iterable[Planned]) -> None:
@@ -115,6 +175,24 @@ def show_methods(console: Console, names: Iterable[str]) -> None:
     show_table(console, "Methods", rows, ["method", "kind", "presets", "unavailable", "what it is"])
 
 
+def show_findings(console: Console, findings: Iterable[Finding]) -> None:
+    """Print what the doctor found: a line each, with what to do about it below."""
+    if not console.is_terminal:
+        rows = [[finding.state, finding.subject, finding.found, finding.advice] for finding in findings]
+        show_table(console, "Doctor", rows, ["state", "what", "found", "what to do"])
+        return
+    table = Table.grid(padding=(0, 2))
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        told = Text(one_line(finding.found))
+        if finding.advice:
+            told.append(f"\n→ {one_line(finding.advice)}", "dim" if finding.state in ("ok", "note") else "")
+        table.add_row(Text(finding.state, STATES[finding.state]), Text(one_line(finding.subject)), told)
+    console.print(table)
+
+
 def show_table(console: Console, title: str, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
     """Print a table of texts under the names of its columns; columns that are empty in every row are left out."""
     kept = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
@@ -127,8 +205,15 @@ def _is_number(text: str) -> bool:
     return not text or text == MISSING or text[0].isdigit()
 
 
-def _show_columns(console: Console, title: str, columns: Sequence[Column], blocks: list[list[Row]]) -> None:
-    """A table of defined columns; where a terminal has no room for all, the least important ones are left out."""
+def _show_columns(
+    console: Console,
+    title: str,
+    columns: Sequence[Column],
+    blocks: list[list[Row]],
+    elsewhere: str = "results.csv and the report",
+) -> None:
+    """A table of defined columns; where a terminal has no room for all, the least important ones are left out, and a line says
+    what has them."""
     shown = list(columns)
     while True:
         texts = [[[column.write(row) for column in shown] for row in rows] for rows in blocks]
@@ -143,7 +228,7 @@ def _show_columns(console: Console, title: str, columns: Sequence[Column], block
         hidden = ", ".join(column.header for column in columns if column not in shown)
         _line(
             console,
-            f"Left out for want of width: {hidden}. A wider terminal, results.csv and the report have them.",
+            f"Left out for want of width: {hidden}. A wider terminal, {elsewhere} have them.",
             "dim",
         )
 

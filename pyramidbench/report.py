@@ -17,8 +17,10 @@ from pyramidbench.comparable import fullest_length
 from pyramidbench.draw import css_variable, save_png, to_svg
 from pyramidbench.errors import UserError
 from pyramidbench.figures import Figure, NoFigure, figures
-from pyramidbench.frame import Row, measured, settings, summarise, with_speedups
+from pyramidbench.frame import Row, Setting, measured, settings, summarise, with_speedups
 from pyramidbench.palette import DARK
+from pyramidbench.scaling import scalings
+from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.tables import MASS_RATIO, RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import is_missing, one_line, significant
 from pyramidbench.verdict import Verdict, verdict
@@ -157,7 +159,7 @@ def _markdown(summary: pd.DataFrame, pictures: list[Figure], judged: Verdict, fa
         shown = [group for group in groups(setting) if group.length == length]
         table = [[column.write(row) for column in RESULTS] for group in shown for row in group.rows]
         if table:
-            lines += ["", f"## {_escaped(setting.text)}", "", *_markdown_table(RESULTS, table)]
+            lines += ["", f"## {_escaped(setting.text)}", "", *_markdown_table(RESULTS, table), *_scaling(setting)]
     lines += [line for figure in pictures for line in ("", f"![{_escaped(figure.title)}]({figure.name}.png)")]
     columns = failure_columns(summary)
     lost = [[column.write(row) for column in columns] for row in failures(summary)]
@@ -168,6 +170,16 @@ def _markdown(summary: pd.DataFrame, pictures: list[Figure], judged: Verdict, fa
         f"- {_escaped(fact)}: {_code(text) if fact == 'command' else _escaped(text)}" for fact, text in facts.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _scaling(setting: Setting) -> list[str]:
+    """How time grows with the length, where there are several."""
+    rows = scaling_rows(scalings(setting))
+    if not rows:
+        return []
+    kept = [i for i in range(len(HEADERS)) if any(row[i] for row in rows)]
+    table = [[HEADERS[i] for i in kept], ["---"] * len(kept), *([_escaped(row[i]) for i in kept] for row in rows)]
+    return ["", MEANING, "", *("| " + " | ".join(line) + " |" for line in table)]
 
 
 def _markdown_table(columns: Sequence[Column], rows: list[list[str]]) -> list[str]:

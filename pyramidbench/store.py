@@ -1,7 +1,8 @@
 """The run folder: what was asked, what measured it, and every finished cell, safe on disk before the next one starts.
 
-manifest.json, device.json, cells.jsonl (the truth: one record a line, appended, flushed, fsynced), samples/ (raw times),
-logs/ (tracebacks), results.parquet and results.csv (derived from cells.jsonl, written at the end and by `load`).
+manifest.json, device.json, cells.jsonl (the truth: one record a line, appended, flushed, fsynced), judged.jsonl (cells that
+passed the gate and wait to be timed), samples/ (raw times), logs/ (tracebacks), results.parquet and results.csv (derived
+from cells.jsonl, written at the end).
 """
 
 from __future__ import annotations
@@ -13,33 +14,21 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TextIO
 
+import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
 
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
 from pyramidbench.frame import with_speedups
+from pyramidbench.manifest import Manifest
 from pyramidbench.record import MEASURED, SCHEMA_VERSION, Record, columns
-
-
-class Manifest(BaseModel):
-    """What a run was asked to do. `cells` are the identities of the planned cells, in order."""
-
-    model_config = ConfigDict(frozen=True)
-
-    schema_version: int
-    name: str
-    created: str
-    argv: list[str]
-    suite: dict[str, Any]
-    settings: dict[str, Any]
-    version: str
-    cells: list[str]
+from pyramidbench.timing import Timing
 
 
 class Run:
@@ -105,10 +94,11 @@ class RunWriter:
             raise
 
     def _open(self, manifest: Manifest, device: Device) -> None:
-        cells = self.folder / "cells.jsonl"
+        cells, judged = self.folder / "cells.jsonl", self.folder / "judged.jsonl"
         if (self.folder / "manifest.json").exists():
             self._check_same(load_run(self.folder), manifest, device)
             _drop_torn_line(cells)
+            _drop_torn_line(judged)
         elif cells.exists():
             raise UserError(
                 f"'{self.folder}' holds measured cells and no manifest.json that says what they are. "
@@ -118,7 +108,9 @@ class RunWriter:
             write_whole(self.folder / "device.json", device.model_dump_json(indent=1))
             write_whole(self.folder / "manifest.json", manifest.model_dump_json(indent=1))
         self.records = {record.cell: record for record in _read_records(cells)}
+        self.judged = {record.cell: record for record in _read_records(judged)}
         self.stream = cells.open("a", encoding="utf-8")
+        self.judged_stream = judged.open("a", encoding="utf-8")
 
     def _check_same(self, before: Run, manifest: Manifest, device: Device) -> None:
         if before.manifest.cells != manifest.cells or before.manifest.settings != manifest.settings:
@@ -137,15 +129,46 @@ class RunWriter:
         Raises:
             UserError: the disk is full or gone; everything added before stays readable.
         """
-        try:
-            self.stream.write(record.model_dump_json(by_alias=True, exclude_none=True) + "\n")
-            self.stream.flush()
-            os.fsync(self.stream.fileno())
-        except OSError as error:
-            raise UserError(
-                f"cannot write to '{self.folder}': {error.strerror or error}. Free some space, then repeat the command."
-            ) from None
+        self._append(self.stream, record)
         self.records[record.cell] = record
+
+    def keep_judged(self, record: Record) -> None:
+        """Put on disk what the gate and the oracle said of a cell that waits to be timed, so that a resumed sweep knows it.
+
+        Raises:
+            UserError: the disk is full or gone.
+        """
+        if self.judged.get(record.cell) != record:
+            self._append(self.judged_stream, record)
+            self.judged[record.cell] = record
+
+    def add_samples(self, cell: Cell, timing: Timing, session: str | None = None) -> None:
+        """Put the raw times of a cell on disk; with `session`, those of a cell that was measured before and stood beside
+        others as their reference.
+
+        Raises:
+            UserError: the disk is full or gone.
+        """
+        name = cell.identity if session is None else f"{cell.identity}.{session}"
+        arrays = {name: timing.sampled.seconds, f"{name}.turns": timing.sampled.turns}
+        if timing.graph is not None:
+            arrays[f"{name}.graph"] = timing.graph.seconds
+        try:
+            (self.folder / "samples").mkdir(exist_ok=True)
+            for stem, values in arrays.items():
+                content = BytesIO()
+                np.save(content, np.asarray(values))
+                write_whole(self.folder / "samples" / f"{stem}.npy", content.getvalue())
+        except OSError as error:
+            raise _full(self.folder, error) from None
+
+    def _append(self, stream: TextIO, record: Record) -> None:
+        try:
+            stream.write(record.model_dump_json(by_alias=True, exclude_none=True) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        except OSError as error:
+            raise _full(self.folder, error) from None
 
     def is_done(self, cell: Cell) -> bool:
         """Whether a cell needs no further attempt: it was measured, or found wrong. Everything else is tried again."""
@@ -164,8 +187,9 @@ class RunWriter:
             UserError: the tables cannot be written; every cell stays readable.
         """
         # Closing flushes what a full disk refused before; whatever was added in full is on disk already.
-        with suppress(OSError):
-            self.stream.close()
+        for stream in (self.stream, self.judged_stream):
+            with suppress(OSError):
+                stream.close()
         try:
             run = load_run(self.folder)
             run.export()
@@ -206,11 +230,11 @@ def set_aside(folder: Path) -> Path | None:
     return kept
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a crash leaves the old one or the new one, never half of it."""
     part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+    with part.open("wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
     part.replace(path)
@@ -226,6 +250,12 @@ def _locked(folder: Path) -> FileLock:
     except OSError as error:
         raise _unwritable(folder, error) from None
     return lock
+
+
+def _full(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write to '{folder}': {error.strerror or error}. Free some space, then repeat the command."
+    )
 
 
 def _unwritable(folder: Path, error: OSError) -> UserError:
@@ -250,7 +280,7 @@ def _read_records(path: Path) -> list[Record]:
         return []
     # Bytes: the torn line may end inside a character, and only a newline ends a record.
     lines = path.read_bytes().split(b"\n")[:-1]
-    records = {record.cell: record for record in map(Record.model_validate_json, lines)}
+    records = {(record.cell, record.device): record for record in map(Record.model_validate_json, lines)}
     return list(records.values())
 
 

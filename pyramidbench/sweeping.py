@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 import pyramidbench
 from pyramidbench.cell import Cell
+from pyramidbench.clock import Cache
 from pyramidbench.device import Device, fingerprint, free_memory, pick_device
 from pyramidbench.errors import UserError
+from pyramidbench.group_sweep import GroupSweep
+from pyramidbench.manifest import Manifest
 from pyramidbench.model_files import file_sha256
+from pyramidbench.outcome import Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.record import SCHEMA_VERSION, Record
-from pyramidbench.runner import Settings, failed
-from pyramidbench.store import Manifest, Run, RunWriter, run_folder, set_aside
+from pyramidbench.store import Run, RunWriter, run_folder, set_aside
 from pyramidbench.suite import Suite
-from pyramidbench.worker import Worker, working
+from pyramidbench.worker import working
 
 RESULTS = Path("results")
 TIMING_S = 2.0
@@ -65,6 +68,7 @@ class Plan:
     timing_s: float
     cell_budget_s: float
     memory_bytes: float
+    cache: Cache = "cold"
 
     def judge_again(self, planned: PlannedCell) -> PlannedCell:
         """The verdict once more, now that cells before it have corrected the estimates."""
@@ -83,6 +87,7 @@ def make_plan(
     device: str = "auto",
     timing_s: float = TIMING_S,
     cell_budget_s: float = CELL_BUDGET_S,
+    cache: Cache = "cold",
 ) -> Plan:
     """Turn a suite into cells with verdicts, from peaks measured on the device now.
 
@@ -97,7 +102,7 @@ def make_plan(
     estimator = Estimator(Rates(found.peak_flops_per_s, found.peak_bytes_per_s), found.kind, timing_s)
     memory = free_memory(torch_device)
     planned = plan(cells, estimator, budget_s=cell_budget_s, memory_bytes=memory)
-    return Plan(suite, found, tuple(planned), estimator, timing_s, cell_budget_s, memory)
+    return Plan(suite, found, tuple(planned), estimator, timing_s, cell_budget_s, memory, cache)
 
 
 def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, reporter: Reporter | None = None) -> Run:
@@ -121,6 +126,7 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
         suite=made.suite.model_dump(mode="json", by_alias=True),
         settings={
             "timing_s": made.timing_s,
+            "cache": made.cache,
             "quality_elements": QUALITY_ELEMENTS,
             "files": _file_digests(planned.cell for planned in made.cells),
         },
@@ -131,7 +137,7 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     try:
         todo = [planned for planned in made.cells if not writer.is_done(planned.cell)]
         reporter.planned(folder, made.cells, len(made.cells) - len(todo))
-        settings = Settings(made.device.kind, made.device.name, folder, made.timing_s, QUALITY_ELEMENTS)
+        settings = Settings(made.device.kind, made.device.name, folder, made.timing_s, QUALITY_ELEMENTS, made.cache)
         if todo:
             _measure(made, todo, settings, writer, reporter)
     finally:
@@ -146,28 +152,37 @@ def _file_digests(cells: Iterable[Cell]) -> dict[str, str]:
 
 
 def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
+    """Measure what is to do, group by group."""
     estimator, exhausted = made.estimator, Exhausted()
+    left = {planned.cell.identity: planned.cell for planned in todo if planned.runs}
+
+    def started(cell: Cell) -> None:
+        reporter.started(cell, estimator.total(left.values()))
+
+    def verdict(planned: PlannedCell) -> Record | None:
+        return _must_not_run(made.judge_again(planned), settings, exhausted)
+
+    def done(cell: Cell, record: Record, took_s: float) -> None:
+        left.pop(cell.identity, None)
+        exhausted.note(cell, record)
+        estimator.observe(cell, record, took_s)
+        reporter.finished(record)
+
     with working(settings) as worker:
-        for index, planned in enumerate(todo):
-            reporter.started(planned.cell, estimator.total(later.cell for later in todo[index:] if later.runs))
-            record = _one(made.judge_again(planned), estimator, settings, worker, exhausted)
-            writer.add(record)
-            reporter.finished(record)
+        every = [planned.cell for planned in made.cells]
+        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, done)
+        for _, group in groupby(todo, key=lambda planned: planned.cell.group):
+            groups.run(list(group))
 
 
-def _one(
-    planned: PlannedCell, estimator: Estimator, settings: Settings, worker: Worker, exhausted: Exhausted
-) -> Record:
+def _must_not_run(planned: PlannedCell, settings: Settings, exhausted: Exhausted) -> Record | None:
+    """The record of a cell that the plan skips, or whose method ran out of memory at a shorter length; else None."""
     if planned.verdict != "run":
         return failed(planned.cell, settings, planned.verdict, planned.reason or "")
     shorter = exhausted.shorter(planned.cell)
-    if shorter is not None:
-        return failed(planned.cell, settings, "oom_predicted", f"this method ran out of memory at {shorter} tokens")
-    start = time.perf_counter()
-    record = worker.run(planned.cell, 4 * estimator.predict(planned.cell))
-    exhausted.note(planned.cell, record)
-    estimator.observe(planned.cell, record, time.perf_counter() - start)
-    return record
+    if shorter is None:
+        return None
+    return failed(planned.cell, settings, "oom_predicted", f"this method ran out of memory at {shorter} tokens")
 
 
 class Exhausted:

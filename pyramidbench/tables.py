@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pyramidbench.frame import Row, Setting, failed, measured
-from pyramidbench.units import integer, interval, mebibytes, ratio, share, tokens
+from pyramidbench.units import integer, interval, is_missing, mebibytes, ratio_interval, share, tokens
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,15 @@ class Column:
         return self.key in ("label", "status", "reason", "pass")
 
 
+@dataclass(frozen=True)
+class TextColumn(Column):
+    """A column of words, which stand at the left whatever its key."""
+
+    @property
+    def is_text(self) -> bool:
+        return True
+
+
 def _plain(key: str, write: Callable[[float | None], str]) -> Callable[[Row], str]:
     return lambda row: write(row[key])
 
@@ -43,12 +52,18 @@ def _time(row: Row) -> str:
 
 
 def _speedup(row: Row) -> str:
-    return _weak(row) + ratio(row["speedup"])
+    return _weak(row) + ratio_interval(row["speedup"], row["speedup_low"], row["speedup_high"])
+
+
+def _memory(row: Row) -> str:
+    over = "!" if not is_missing(row["memory_flagged"]) and row["memory_flagged"] else ""
+    return over + mebibytes(row["peak_memory_bytes"])
 
 
 def _weak(row: Row) -> str:
-    """The mark of a row whose numbers rest on few samples."""
-    return "~" if row["status"] == "low_n" and row["latency_s"] == row["latency_s"] else ""
+    """The mark of a time that rests on few samples, or was taken while the device held itself back."""
+    mark = {"low_n": "~", "throttled": "!"}.get(str(row["status"]), "")
+    return "" if is_missing(row["latency_s"]) else mark
 
 
 METHOD = Column("label", "method", "name, or name:preset; a bound is an oracle or a floor, not a rival", _method)
@@ -71,10 +86,13 @@ ERROR = Column(
 RESULTS = (
     METHOD, LENGTH, TILE, TOP_K, LEVELS,
     Column("density", "density", "attended pairs ÷ pairs of dense attention", _plain("density", share), 4),
-    Column("latency_s", "time, ms", "median of a whole call, ± half its 95 % interval; ~ under 20 samples", _time),
-    Column("speedup", "speed-up", "time of the fastest dense method on the same problem ÷ this time", _speedup),
+    Column("latency_s", "time, ms", "median of a whole call, ± half its 95 % interval; ~ under 20 samples, ! throttled", _time),
     Column(
-        "peak_memory_bytes", "MiB", "peak memory of a call above its inputs", _plain("peak_memory_bytes", mebibytes), 3
+        "speedup", "speed-up", "time of the fastest dense method ÷ this time, call by call, ± half its 95 % interval",
+        _speedup,
+    ),
+    Column(
+        "peak_memory_bytes", "MiB", "peak memory of a call above its inputs; ! over 1.5 times the formula", _memory, 3
     ),
     RECALL, MASS, OUTSIDE, ERROR,
 )  # fmt: skip

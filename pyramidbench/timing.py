@@ -1,53 +1,162 @@
-"""The columns of time of one cell: its pass under the clock, and the stages of a call beside it."""
+"""The time of cells: their passes under the clock in turns, and the columns that are made of it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyramidbench.clock import Call, clock_for, sample, stage_times
+from pyramidbench.clock import HOST_REPEATS, LONG_CALL_S, Announce, Cache, Call, Clock, clock_for, nobody, stage_times
+from pyramidbench.graphs import record_graph
 from pyramidbench.method import Method
+from pyramidbench.nvml import DeviceState, Watch, watch_for
 from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
+from pyramidbench.sampling import Sampled, sample_in_turns
 from pyramidbench.selection import BlockSelection
-from pyramidbench.stats import median_interval
+from pyramidbench.stats import median_interval, spread
 
 STAGE_REPEATS = 3
-LONG_CALL_S = 0.2
+LAUNCH_BOUND = 0.8
+"""Host time ÷ measured time from which on a call is timed again as a graph. Where the host is slower than the device the two
+are nearly equal, and a part of the host's time passes while the cache is overwritten, so the bar lies below 1."""
 
 
-def measure_time(
-    method: Method,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    problem: Problem,
-    selection: BlockSelection | None,
-    training: Training | None,
+@dataclass(frozen=True)
+class Timing:
+    """Times of one cell's pass. host_s: the host's time to issue a call, None on a CPU. graph: the same call as a CUDA graph,
+    of launch-bound calls; graph_gap says why one has none. watch_gap says why a GPU's state was not read."""
+
+    clock: str
+    sampled: Sampled
+    host_s: float | None = None
+    graph: Sampled | None = None
+    graph_gap: str | None = None
+    watch_gap: str | None = None
+
+    @property
+    def throttled(self) -> bool:
+        return self.sampled.throttled
+
+
+def measure_in_turns(
+    calls: Sequence[Call],
+    device: torch.device,
+    cache: Cache,
     timing_s: float,
-) -> tuple[list[float], dict[str, Any]]:
-    """Raw samples of the pass in seconds, and the columns made of them. `selection` is what the stage "attend" attends to,
-    and `training` the pass with gradients, None in a forward."""
-    q, k, v = tensors
-    clock = clock_for(q.device)
-    with torch.no_grad():
-        samples = sample(_timed_call(method, tensors, problem, selection, training), clock, timing_s)
-        stages = stage_times(
-            lambda: method.select(q, k, problem),
-            lambda: training.attend(selection) if training else method.attend(q, k, v, selection, problem),
-            q.device,
-            STAGE_REPEATS if max(samples) < LONG_CALL_S else 1,
-            training.backward if training else None,
-        )
-    interval = median_interval(samples)
-    build, route = stages.get("build"), stages.get("route")
-    index = stages["select"] - (build or 0.0) - (route or 0.0)
-    return samples, {
+    announce: Announce = nobody,
+    *,
+    one_by_one: bool = False,
+) -> list[Timing]:
+    """The times of these calls, which have all been compiled; `pyramidbench.sampling` says how they are sampled."""
+    clock, watch = clock_for(device, cache), watch_for(device)
+    sampled = sample_in_turns(calls, clock, timing_s, watch, announce, one_by_one=one_by_one)
+    timings = []
+    for index, (call, own) in enumerate(zip(calls, sampled)):
+        announce(index)
+        median_s = median_interval(own.seconds).median
+        host_s = clock.host_s(call, HOST_REPEATS if median_s < LONG_CALL_S else 1)
+        timings.append(Timing(clock.name, own, host_s, watch_gap=watch.gap))
+    return _with_graphs(calls, timings, device, clock, watch, timing_s, announce)
+
+
+def _with_graphs(
+    calls: Sequence[Call],
+    timings: list[Timing],
+    device: torch.device,
+    clock: Clock,
+    watch: Watch,
+    timing_s: float,
+    announce: Announce,
+) -> list[Timing]:
+    """Launch-bound calls once more as graphs, in turns too."""
+    replays: dict[int, Call] = {}
+    gaps: dict[int, str] = {}
+    for index, timing in enumerate(timings):
+        if not is_launch_bound(timing):
+            continue
+        announce(index)
+        recorded = record_graph(calls[index], device)
+        if isinstance(recorded, str):
+            gaps[index] = recorded
+        else:
+            replays[index] = recorded
+    places = list(replays)
+    sampled = sample_in_turns(list(replays.values()), clock, timing_s, watch, lambda i: announce(places[i]))
+    graphs = dict(zip(places, sampled))
+    return [
+        Timing(t.clock, t.sampled, t.host_s, graphs.get(i), gaps.get(i), t.watch_gap) for i, t in enumerate(timings)
+    ]
+
+
+def is_launch_bound(timing: Timing) -> bool:
+    """Whether the host takes about as long to issue the call as the call takes."""
+    if timing.host_s is None:
+        return False
+    return timing.host_s > LAUNCH_BOUND * median_interval(timing.sampled.seconds).median
+
+
+def time_columns(timing: Timing) -> dict[str, Any]:
+    """The columns of a timing."""
+    sampled, state = timing.sampled, timing.sampled.state or DeviceState()
+    interval = median_interval(sampled.seconds)
+    graph = None if timing.graph is None else median_interval(timing.graph.seconds)
+    columns: dict[str, Any] = {
         "latency_s": interval.median,
         "latency_low_s": interval.low,
         "latency_high_s": interval.high,
-        "samples": len(samples),
-        "clock": clock.name,
+        "samples": len(sampled.seconds),
+        "clock": timing.clock,
+        "first_call_s": sampled.first_s,
+        "host_s": timing.host_s,
+        "sm_clock_hz": state.sm_clock_hz,
+        "power_w": state.power_w,
+        "temperature_c": state.temperature_c,
+        "throttle_reasons": ", ".join(sorted(state.reasons)) or None,
+    }
+    columns |= {f"latency_{name}_s": value for name, value in spread(sampled.seconds).items()}
+    if graph is not None:
+        columns |= {
+            "graph_latency_s": graph.median, "graph_latency_low_s": graph.low, "graph_latency_high_s": graph.high,
+        }  # fmt: skip
+    gaps = [timing.watch_gap, timing.graph_gap and f"launch-bound, and no CUDA graph: {timing.graph_gap}"]
+    return columns | {"reason": "; ".join(gap for gap in gaps if gap) or None}
+
+
+def stage_columns(
+    method: Method,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    problem: Problem,
+    training: Training | None,
+    cache: Cache,
+    call_s: float,
+) -> dict[str, Any]:
+    """Medians of the stages of calls that take `call_s`; `training` is the pass with gradients, None in a forward."""
+    q, k, v = tensors
+    selection: BlockSelection | None = None
+
+    def select() -> None:
+        nonlocal selection
+        selection = method.select(q, k, problem)
+
+    def attend() -> Tensor:
+        return training.attend(selection) if training else method.attend(q, k, v, selection, problem)
+
+    with torch.no_grad():
+        stages = stage_times(
+            select,
+            attend,
+            q.device,
+            STAGE_REPEATS if call_s < LONG_CALL_S else 1,
+            training.backward if training else None,
+            clock_for(q.device, cache).cool,
+        )
+    build, route = stages.get("build"), stages.get("route")
+    index = stages["select"] - (build or 0.0) - (route or 0.0)
+    return {
         "build_s": build,
         "route_s": route,
         "index_s": max(0.0, index) if selection is not None else None,
@@ -56,18 +165,14 @@ def measure_time(
     }
 
 
-def _timed_call(
-    method: Method,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    problem: Problem,
-    selection: BlockSelection | None,
-    training: Training | None,
-) -> Call:
+def timed_call(
+    method: Method, tensors: tuple[Tensor, Tensor, Tensor], problem: Problem, training: Training | None
+) -> Callable[[], object]:
     """What the clock times: a whole forward; a whole forward and backward; or the backward of one forward, whose graph is
     kept."""
     if training is None:
         return lambda: method(*tensors, problem)
     if problem.direction == "train":
         return training.train
-    output = training.attend(selection)
+    output = training.attend(training.select())
     return lambda: training.backward(output)

@@ -73,6 +73,18 @@ def ratio(value: float | None, sign: str = "×") -> str:
     return MISSING if value is None or is_missing(value) else f"{significant(value)}{sign}"
 
 
+def ratio_interval(value: float | None, low: float | None, high: float | None) -> str:
+    """A ratio with half the width of its interval: '2.31× ±0.04'; without an interval, or of 1 with itself, '2.31×'."""
+    text = ratio(value, "")
+    if value is None or is_missing(value):
+        return text
+    if low is None or high is None or is_missing(low) or is_missing(high) or low == high:
+        return f"{text}×"
+    half = (high - low) / 2
+    decimals = len(text.partition(".")[2])
+    return f"{text}× ±{half:.{decimals}f}" if half >= 0.5 * 10**-decimals else f"{text}× ±{significant(half, 1)}"
+
+
 def duration(seconds: float | None) -> str:
     """A span that a person waits: '0.4 s', '90 s', '12 min', '3.1 h'."""
     if seconds is None or is_missing(seconds):

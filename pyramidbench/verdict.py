@@ -171,7 +171,12 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     if (summary["latency_s"].notna() & (summary["status"] == "low_n")).any():
         notes.append("Times marked ~ rest on fewer than 20 samples.")
     if (summary["status"] == "throttled").any():
-        notes.append("The device throttled during some cells; their status says so.")
+        notes.append("The device throttled during some cells; their times are marked !.")
+    over = measured(summary)
+    over = over[over["memory_flagged"] == 1]
+    if len(over):
+        names = ", ".join(sorted(set(over["label"])))
+        notes.append(f"Peak memory is over 1.5 times the formula (marked !): {names}.")
     lost = failed(summary)
     if len(lost) and len(measured(summary)):
         notes.append(f"{int(lost['cells'].sum())} cells gave no number; their reasons are below.")

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
 import pandas as pd
@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from pyramidbench.cell import Cell
+from pyramidbench.outcome import Lost, Settings
 from pyramidbench.record import Record, columns
-from pyramidbench.runner import Loaded, Settings, run_cell
+from pyramidbench.runner import Runner
+from pyramidbench.timing import Timing
 
 QKV = tuple[Tensor, Tensor, Tensor]
 
@@ -90,11 +92,19 @@ def no_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Sweeps measure their cells in this process, and the device's peaks in a moment: no seconds of importing torch."""
 
     class Here:
-        def __init__(self, settings: Settings) -> None:
-            self.settings = settings
+        """Nothing is stopped here, so limits do not matter."""
 
-        def run(self, cell: Cell, limit_s: float) -> Record:  # noqa: ARG002 - nothing is stopped here
-            return run_cell(cell, lambda wanted: Loaded.of(wanted, torch.device("cpu")), self.settings)
+        def __init__(self, settings: Settings) -> None:
+            self.runner = Runner(settings)
+
+        def judge(self, cell: Cell, limit_s: float) -> Record:  # noqa: ARG002
+            return self.runner.judge(cell)
+
+        def time(self, cells: Sequence[Cell], limit_s: float, *, one_by_one: bool = False) -> list[Timing] | Lost:  # noqa: ARG002
+            return self.runner.time(cells, one_by_one=one_by_one)
+
+        def finish(self, cell: Cell, judged: Record, timing: Timing, limit_s: float) -> Record:  # noqa: ARG002
+            return self.runner.finish(cell, judged, timing)
 
     # By import_module: the attribute `sweep` of the package is the function.
     sweeping = importlib.import_module("pyramidbench.sweeping")

@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 
 from pyramidbench import cli, registry
+from pyramidbench.commands.measuring import exit_code
 from pyramidbench.progress import SweepProgress
 from pyramidbench.record import Status, columns
 from pyramidbench.store import load_run
@@ -298,7 +299,7 @@ def test_several_methods_may_be_given_apart_or_with_commas(command: Command) -> 
 )  # fmt: skip
 def test_exit_codes_tell_how_a_sweep_ended(statuses: list[Status], code: int) -> None:
     run: Any = SimpleNamespace(records=[SimpleNamespace(status=status) for status in statuses])
-    assert cli.exit_code(run) == code
+    assert exit_code(run) == code
 
 
 def test_a_sweep_that_measures_nothing_ends_with_6(command: Command) -> None:

@@ -15,10 +15,11 @@ from torch import Tensor
 from pyramidbench import oracle
 from pyramidbench.cell import Cell
 from pyramidbench.oracle import OracleDisagreement, TileMass, block_mass, sample_tiles, widened
+from pyramidbench.outcome import Settings
 from pyramidbench.problem import Problem
 from pyramidbench.record import Record
 from pyramidbench.registry import create, mass_source
-from pyramidbench.runner import Loaded, Settings, run_cell
+from pyramidbench.runner import Runner
 from pyramidbench.tiling import Tiling
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -77,11 +78,11 @@ def test_a_source_that_disagrees_is_an_error(tensors: MakeTensors, factor: float
 
 def judged(folder: Path, monkeypatch: pytest.MonkeyPatch, factor: float | None) -> Record:
     """A cell of pyramid, with 2 of 16 tiles sampled by the oracle."""
-    monkeypatch.setattr("pyramidbench.runner.mass_source", lambda tiling: Source(tiling, factor))
+    monkeypatch.setattr("pyramidbench.judging.mass_source", lambda tiling: Source(tiling, factor))
     cell = Cell(method="pyramid", parameters={"top_k": 2, "block_size": 16, "query_tile": 16}, seq_len=1000,
                 seq_len_kv=1000, head_dim=16, head_dim_v=16, timed=False)  # fmt: skip
     settings = Settings("cpu", "here", folder, 0.01, 1)
-    return run_cell(cell, lambda wanted: Loaded.of(wanted, torch.device("cpu")), settings)
+    return Runner(settings).measure(cell)
 
 
 def test_a_cell_is_judged_on_all_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

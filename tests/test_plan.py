@@ -73,10 +73,10 @@ def test_a_block_methods_stages_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cell_takes_its_calls_the_clock_and_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Estimator, "call_seconds", lambda _, one: 10.0 if one.seq_len > 2048 else 0.01)
     made = estimator(timing_s=2.0)
-    assert made.predict(cell(length=4096)) == pytest.approx((2 + 3 + 4) * 10 + 1.0)
-    assert made.predict(cell(length=1024)) == pytest.approx((2 + 3) * 0.01 + 2.0 + 1.0)
+    assert made.predict(cell(length=4096)) == pytest.approx((2 + 4 + 4) * 10 + 1.0)
+    assert made.predict(cell(length=1024)) == pytest.approx((2 + 4) * 0.01 + 2.0 + 1.0)
     assert made.predict(cell(length=4096, timed=False)) == pytest.approx(10 + 0.5)
-    assert made.total([cell(length=4096), cell(length=4096, timed=False)]) == pytest.approx(91 + 10.5)
+    assert made.total([cell(length=4096), cell(length=4096, timed=False)]) == pytest.approx(101 + 10.5)
 
 
 def test_a_cell_over_its_budget_is_skipped_with_the_estimate() -> None:
@@ -87,7 +87,7 @@ def test_a_cell_over_its_budget_is_skipped_with_the_estimate() -> None:
     assert planned.seconds is not None
     assert planned.seconds > 60
     assert planned.reason == (
-        f"predicted {planned.seconds:.0f} s for 9 calls exceeds the cell budget of 60 s; raise --cell-budget"
+        f"predicted {planned.seconds:.0f} s for 10 calls exceeds the cell budget of 60 s; raise --cell-budget"
     )
     assert judge(cell("dense", 16384), rates=slow, budget_s=planned.seconds).runs
 

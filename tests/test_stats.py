@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyramidbench.stats import Interval, median_interval
+from pyramidbench.stats import Interval, median_interval, paired_ratio, spread
 
 
 def test_relative_half_width_is_half_the_interval_over_the_median() -> None:
@@ -58,3 +58,51 @@ def test_it_covers_the_true_median_about_as_often_as_it_says() -> None:
     intervals = [median_interval(rng.exponential(size=31).tolist()) for _ in range(150)]
     covered = sum(interval.low <= np.log(2) <= interval.high for interval in intervals) / len(intervals)
     assert 0.89 <= covered <= 0.995
+
+
+def test_a_paired_ratio_is_above_one_where_the_first_takes_longer() -> None:
+    ratio = paired_ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
+    assert paired_ratio([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]).median == 0.5
+
+
+def test_pairs_cancel_drift_that_medians_of_each_do_not() -> None:
+    """The second half of the session runs at half speed, and `a` has more samples in it."""
+    rng = np.random.default_rng(5)
+    pace = np.repeat([1.0, 2.0], 40)
+    a = (pace * rng.normal(1.05, 0.005, 80)).tolist()
+    b = (pace * rng.normal(1.0, 0.005, 80)).tolist()
+    ratio = paired_ratio(a, b)
+    assert ratio.low <= 1.05 <= ratio.high
+    assert ratio.high - ratio.low < 0.01
+    assert median_interval(a).high / median_interval(b).low > 1.5
+
+
+def test_samples_without_a_partner_are_left_out() -> None:
+    assert paired_ratio([1.0, 1.0, 1.0, 50.0], [1.0, 1.0, 1.0]) == Interval(1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("a", "b"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [-1.0]), ([1.0], [np.nan])])
+def test_what_cannot_be_paired_is_an_error(a: list[float], b: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"at least one of each|not positive"):
+        paired_ratio(a, b)
+
+
+def test_the_inverse_is_the_ratio_of_the_other() -> None:
+    rng = np.random.default_rng(6)
+    a, b = rng.lognormal(size=(2, 40)).tolist()
+    assert paired_ratio(a, b).inverse.median == pytest.approx(paired_ratio(b, a).median, rel=0.1)
+    assert Interval(2.0, 1.0, 4.0).inverse == Interval(0.5, 0.25, 1.0)
+
+
+def test_equal_distributions_are_rarely_called_different() -> None:
+    rng = np.random.default_rng(7)
+    ratios = [paired_ratio(*rng.lognormal(sigma=0.1, size=(2, 40)).tolist()) for _ in range(500)]
+    assert sum(ratio.low > 1 or ratio.high < 1 for ratio in ratios) / len(ratios) <= 0.08
+
+
+def test_spread_gives_quartiles_and_tails() -> None:
+    assert spread([float(i) for i in range(101)]) == {"p5": 5.0, "q1": 25.0, "q3": 75.0, "p95": 95.0}
+    assert spread([2.0]) == {"p5": 2.0, "q1": 2.0, "q3": 2.0, "p95": 2.0}
+    with pytest.raises(ValueError, match="no samples"):
+        spread([])

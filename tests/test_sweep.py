@@ -6,10 +6,12 @@ import importlib
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,11 +19,13 @@ from pyramidbench import sweep
 from pyramidbench.capture_file import CaptureMetadata, CaptureWriter
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
+from pyramidbench.outcome import Settings, failed
 from pyramidbench.record import Record, columns
-from pyramidbench.runner import Settings, failed
+from pyramidbench.sampling import Sampled
 from pyramidbench.store import Run, load_run
 from pyramidbench.suite import Suite
 from pyramidbench.sweeping import Exhausted, Silent, make_plan, run_plan
+from pyramidbench.timing import Timing
 
 METHODS = ("dense", "pyramid", "flat")
 AXES: dict[str, Any] = {
@@ -85,12 +89,24 @@ def test_speed_up_is_against_the_dense_row_of_the_same_length(run: Run) -> None:
         (dense,) = [r for r in run.records if r.method == "dense" and r.seq_len == row["seq_len"]]
         assert dense.latency_s is not None
         assert row["dense_method"] == "dense"
-        assert row["speedup"] == pytest.approx(dense.latency_s / row["latency_s"])
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        own, reference = (np.load(run.path / "samples" / f"{cell}.npy") for cell in (row["cell"], dense.cell))
+        count = min(len(own), len(reference))
+        assert row["speedup"] == float(np.median(reference[:count] / own[:count]))
+
+
+def test_methods_of_a_length_are_timed_in_turns(run: Run) -> None:
+    for length in (128, 256):
+        records = [record for record in run.records if record.seq_len == length]
+        assert len({record.session for record in records}) == 1
+        turns = [np.load(run.path / "samples" / f"{record.cell}.turns.npy") for record in records]
+        assert sorted(np.concatenate(turns)) == list(range(sum(record.samples or 0 for record in records)))
+        first, second, third, *_ = zip(*turns)
+        assert (first, second, third) == ((0, 1, 2), (5, 4, 3), (6, 7, 8))
+    assert run.records[0].session != run.records[-1].session
 
 
 def test_raw_samples_and_tables_are_kept(run: Run) -> None:
-    import numpy as np
-
     for record in run.records:
         samples = np.load(run.path / "samples" / f"{record.cell}.npy")
         assert len(samples) == record.samples
@@ -111,6 +127,12 @@ def test_a_resumed_sweep_measures_only_what_is_missing(run: Run, tmp_path: Path)
     assert listener.done == 4
     assert [cell.identity for cell in listener.cells] == [json.loads(line)["cell"] for line in lines[4:]]
     assert again.records[:4] == run.records[:4]
+    dense, *others = again.records[3:]
+    assert dense.method == "dense"
+    assert {record.dense_method for record in others} == {"dense"}
+    for record in others:
+        assert record.speedup_low is not None, "a cell that is timed later has no pairs with the dense one"
+        assert (folder / "samples" / f"{dense.cell}.{record.session}.npy").is_file()
     assert again.missing == 0
     assert set(again.frame["status"]) <= {"ok", "low_n"}
 
@@ -127,18 +149,48 @@ def test_a_finished_sweep_measures_nothing(run: Run) -> None:
 @pytest.mark.usefixtures("no_workers")
 def test_an_interrupted_sweep_keeps_what_it_has(tmp_path: Path) -> None:
     class Impatient(Listener):
+        finishes = 0
+
         def finished(self, record: Record) -> None:  # noqa: ARG002
-            if len(self.cells) == 2:
+            self.finishes += 1
+            if self.finishes == 4:
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run_plan(_plan_of_axes(), out=tmp_path / "run", reporter=Impatient())
     stopped = load_run(tmp_path / "run")
-    assert (len(stopped.records), stopped.missing) == (2, 4)
+    assert (len(stopped.records), stopped.missing) == (4, 2)
     assert (tmp_path / "run" / "results.csv").is_file()
     listener = Listener()
     assert run_plan(_plan_of_axes(), out=tmp_path / "run", reporter=listener).missing == 0
-    assert len(listener.cells) == 4
+    assert len(listener.cells) == 2
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_what_was_judged_is_not_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sweep ends while a group is timed; gate and quality of its cells are on disk, and only the timing is repeated."""
+    runner = importlib.import_module("pyramidbench.runner")
+    judged: list[str] = []
+    judge, measure = runner.judge, runner.measure_in_turns
+
+    def noting(cell: Cell, *others: Any) -> Any:
+        judged.append(cell.identity)
+        return judge(cell, *others)
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "judge", noting)
+    monkeypatch.setattr(runner, "measure_in_turns", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(_plan_of_axes(), out=tmp_path / "run")
+    stopped = load_run(tmp_path / "run")
+    assert (len(judged), len(stopped.records), stopped.missing) == (3, 0, 6)
+    monkeypatch.setattr(runner, "measure_in_turns", measure)
+    again = run_plan(_plan_of_axes(), out=tmp_path / "run")
+    assert (again.missing, len(judged), len(set(judged))) == (0, 6, 6)
+    assert again.frame["output_error"].notna().all()
+    assert again.frame["latency_s"].notna().all()
 
 
 def _plan_of_axes() -> Any:
@@ -245,12 +297,17 @@ class Scarce:
         self.settings = settings
         self.asked: list[tuple[str, int]] = []
 
-    def run(self, cell: Cell, limit_s: float) -> Record:  # noqa: ARG002
+    def judge(self, cell: Cell, limit_s: float) -> Record:  # noqa: ARG002
         self.asked.append((cell.method, cell.seq_len))
         if cell.method == "pyramid" and cell.seq_len >= 128:
             return failed(cell, self.settings, "oom", "out of memory")
-        record = failed(cell, self.settings, "ok", "")
-        return record.model_copy(update={"latency_s": 1.0, "reason": None})
+        return failed(cell, self.settings, "ok", "")
+
+    def time(self, cells: Sequence[Cell], limit_s: float, *, one_by_one: bool = False) -> list[Timing]:  # noqa: ARG002
+        return [Timing("fake", Sampled(1.0, (1.0,), (index,))) for index, _ in enumerate(cells)]
+
+    def finish(self, cell: Cell, judged: Record, timing: Timing, limit_s: float) -> Record:  # noqa: ARG002
+        return judged.model_copy(update={"latency_s": 1.0, "reason": None})
 
 
 def test_longer_cells_of_a_method_that_ran_out_of_memory_are_not_tried(

@@ -207,10 +207,10 @@ def measure(found: list[Timed], judge: Judge, rounds: int) -> None:
             entry.replay = captured(run(entry.method, judge), pool, entry.name)
     for turn in range(rounds):
         for entry in found[:: -1 if turn % 2 else 1]:
-            clock.times(run(entry.method, judge), 1)
-            entry.events += [1e3 * second for second in clock.times(run(entry.method, judge), SAMPLES)]
+            clock.turns([run(entry.method, judge)])
+            entry.events += [1e3 * second for second in clock.turns([run(entry.method, judge)] * SAMPLES)]
             if entry.replay is not None:
-                entry.graphs += [1e3 * second for second in clock.times(entry.replay, SAMPLES)]
+                entry.graphs += [1e3 * second for second in clock.turns([entry.replay] * SAMPLES)]
 
 
 def run(method: Method, judge: Judge) -> Callable[[], Tensor]:

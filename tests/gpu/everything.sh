@@ -55,6 +55,9 @@ if [ -n "$capture" ]; then
     timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$capture" 2>&1 | tee "$out/equal_mass.txt"
     say "equal mass"
 fi
+timeout "$limit_s" "$python" "$here/bench_clock.py" 2>&1 | tee "$out/bench_clock.txt"
+timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --out "$out/same-twice" 2>&1 | tee "$out/same_twice.txt"
+say "timer and A/A test"
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
 say "sweep prefill"
 timeout "$limit_s" "$python" -m pyramidbench sweep training --timing 500ms --out "$out/training"

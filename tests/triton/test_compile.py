@@ -107,7 +107,7 @@ def query_terms(name: str, *, group: int, query_tile: int) -> Case:
     return Case(name, lambda: route_scores._query_terms, pointers, constants, 4, 3)
 
 
-def descend(name: str, *, places: int, scan: bool = False) -> Case:
+def descend(name: str, *, places: int, scan: bool = False, edged: bool = True) -> Case:
     from pyramidbench.kernels import route_descend
 
     constants = {"QUERY_TILE": 128, "BLOCK_SIZE": 64, "SLOTS": places, "IS_CAUSAL": True, "WITH_FORCED": True}
@@ -116,7 +116,8 @@ def descend(name: str, *, places: int, scan: bool = False) -> Case:
     pointers = {"score_ptr": "*fp32"}
     if scan:
         return Case(name, lambda: route_descend._scan, pointers, constants, warps, 1)
-    return Case(name, lambda: route_descend._descend, pointers, {**constants, "BRANCHING": 2}, warps, 1)
+    constants |= {"BRANCHING": 2, "EDGED": edged}
+    return Case(name, lambda: route_descend._descend, pointers, constants, warps, 1)
 
 
 def leaf(name: str, *, reduce: str, group: int = 1, rows: int = 16) -> Case:
@@ -306,8 +307,10 @@ CASES = {
     "scores-32-rows-fp32": partial(scores, rows=32, dtype="fp32"),
     "query-terms-token-level-group-16": partial(query_terms, group=16, query_tile=1),
     "query-terms-tile-128": partial(query_terms, group=1, query_tile=128),
-    "descend-beam-1": partial(descend, places=256),
-    "descend-beam-4": partial(descend, places=1024),
+    "descend-beam-1": partial(descend, places=128),
+    "descend-beam-2": partial(descend, places=256),
+    "descend-beam-4": partial(descend, places=512),
+    "descend-k-100": partial(descend, places=512, edged=False),
     "scan-k64": partial(descend, places=512, scan=True),
     "scan-widest": partial(descend, places=8192, scan=True),
     "leaf-sum-prob": partial(leaf, reduce="sum_prob"),

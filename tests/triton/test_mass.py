@@ -158,11 +158,12 @@ def test_exact_top_k_chooses_the_same_blocks_as_on_the_twin(query_tile: int, dev
 @pytest.mark.gpu
 def test_a_cell_on_a_gpu_is_judged_on_all_tiles(device: str, tmp_path: Path) -> None:
     from pyramidbench.cell import Cell
-    from pyramidbench.runner import Loaded, Settings, run_cell
+    from pyramidbench.outcome import Settings
+    from pyramidbench.runner import Runner
 
     cell = Cell(method="pyramid", parameters={"query_tile": 128}, heads=4, kv_heads=2, seq_len=8000, seq_len_kv=8000,
                 dtype="bfloat16", timed=False)  # fmt: skip
     settings = Settings(device, "here", tmp_path, 0.01, 1)
-    record = run_cell(cell, lambda wanted: Loaded.of(wanted, torch.device(device)), settings)
+    record = Runner(settings).measure(cell)
     assert record.status == "ok", record.reason
     assert record.sampled_tiles == 63

@@ -74,6 +74,16 @@ SMALL = [
     Case("sub-mean", 2, 2, 200, 300, 16, 16, 48, {**CAUSAL, "leaf_score": "sub", "tile_reduce": "mean", "top_k": 3, "beam": 2,
          "leaf_candidates": None}),
 ]  # fmt: skip
+# βK is a power of two, so the children of the open nodes are held apart.
+EDGED = [
+    Case("edged", 2, 1, 700, 700, 16, 16, 32, {**MEAN, "top_k": 4, "beam": 2}),
+    Case("edged-not-causal", 1, 1, 64, 1200, 16, 16, 32, {**MEAN, "top_k": 8, "beam": 2, "local_blocks": 0}, causal=False),
+    Case("edged-two-sinks-three-locals", 2, 2, 300, 900, 16, 16, 48, {**MEAN, "top_k": 4, "beam": 2, "sink_blocks": 2,
+         "local_blocks": 3}),
+    Case("edged-all-kept-at-the-leaves", 1, 1, 400, 900, 16, 16, 64, {**MEAN, "top_k": 8, "beam": 1}),
+    Case("edged-forced-in-budget-exact", 2, 1, 300, 700, 16, 16, 32, {**MEAN, "leaf_score": "exact", "top_k": 4, "beam": 2,
+         "leaf_candidates": 3, "forced_in_budget": True}),
+]  # fmt: skip
 WIDE = {"sink_blocks": 1, "local_blocks": 2}
 LARGE = [
     Case("fastest", 2, 2, 8192, 8192, 128, 64, 128, {**WIDE, "top_k": 16, "tile_reduce": "mean", "leaf_score": "summary"}),
@@ -97,9 +107,27 @@ def named(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
-@named(SMALL)
+@named(SMALL + EDGED)
 def test_small(case: Case, device: str) -> None:
     assert differing_rows(case, torch.float32, device) == 0
+
+
+@named(EDGED)
+def test_the_children_of_open_nodes_are_held_apart(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the cases above meet what they are for, and that it changes nothing: equal scores and NaN included."""
+    from pyramidbench.kernels import route_descend
+
+    seen = []
+    init = route_descend.Descent.__init__
+
+    def watched(self: route_descend.Descent, *arguments: object, **named: object) -> None:
+        init(self, *arguments, **named)
+        seen.append(self.is_edged)
+
+    monkeypatch.setattr(route_descend.Descent, "__init__", watched)
+    assert differing_rows(case, torch.float32, device, equal_keys=True) == 0
+    assert differing_rows(case, torch.float32, device, poisoned_key=70) == 0
+    assert seen == [True, True]
 
 
 @named(SMALL[:1] + SMALL[6:7])

@@ -1,0 +1,1 @@
+"""The commands of the command line: one file for each, with its function and the flags that are its own."""

@@ -1,0 +1,36 @@
+"""`pyramidbench list`: the methods, suites and inputs that there are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from typer import Argument
+
+from pyramidbench.flags import AsJson, Text
+
+
+def list_things(
+    what: Annotated[str, Argument(help="methods, suites or inputs")],
+    name: Annotated[Text, Argument(help="one of them, in full")] = None,
+    json: AsJson = False,
+) -> None:
+    """Show the methods, suites or inputs that there are, or one of them in full."""
+    from pyramidbench.catalogue import catalogue, describe_one
+    from pyramidbench.errors import unknown
+    from pyramidbench.output import console, print_json, say
+    from pyramidbench.render import show_methods, show_table
+
+    if what not in ("methods", "suites", "inputs"):
+        raise unknown("thing to list", what, ("methods", "suites", "inputs"))
+    if name is not None:
+        say(console(), describe_one(what, name))
+        return
+    entries = catalogue(what)
+    if json:
+        print_json([entry.model_dump() for entry in entries])
+    elif what == "methods":
+        show_methods(console(), [entry.name for entry in entries])
+    else:
+        show_table(
+            console(), what.capitalize(), [[entry.name, entry.text] for entry in entries], ["name", "what it is"]
+        )

@@ -1,0 +1,55 @@
+"""What `sweep` and `recall` share: plan, measure with progress, and the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyramidbench.output import console, print_json
+
+if TYPE_CHECKING:
+    from pyramidbench.plan import PlannedCell
+    from pyramidbench.store import Run
+    from pyramidbench.suite import Suite
+
+
+def measured(
+    suite: Suite, capture: str | None, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str,
+    cell_budget: str, as_json: bool, cache: str = "cold",
+) -> Run | None:  # fmt: skip
+    """Plan and run a suite, with progress; None after a dry run."""
+    from pyramidbench.axes import parse_duration
+    from pyramidbench.clock import check_cache
+    from pyramidbench.progress import SweepProgress
+    from pyramidbench.render import show_plan
+    from pyramidbench.sweeping import make_plan, run_plan
+
+    made = make_plan(
+        suite, capture=capture, device=device, timing_s=parse_duration(timing, "--timing"),
+        cell_budget_s=parse_duration(cell_budget, "--cell-budget"), cache=check_cache(cache),
+    )  # fmt: skip
+    if dry_run and as_json:
+        print_json([_planned_json(planned) for planned in made.cells])
+    elif dry_run:
+        show_plan(console(), made.cells)
+    if dry_run:
+        return None
+    with SweepProgress(console(error=as_json)) as progress:
+        return run_plan(made, out=out, fresh=fresh, reporter=progress)
+
+
+def _planned_json(planned: PlannedCell) -> dict[str, object]:
+    estimate = {"seconds": planned.seconds, "memory_bytes": planned.memory_bytes}
+    return {**planned.cell.model_dump(), "verdict": planned.verdict, "reason": planned.reason, **estimate}
+
+
+def exit_code(run: Run) -> int:
+    """0 all fine, 3 some cells failed, 4 a gate failed, 6 nothing was measured."""
+    from pyramidbench.record import MEASURED
+
+    statuses = {record.status for record in run.records}
+    if "incorrect" in statuses:
+        return 4
+    if not statuses & set(MEASURED):
+        return 6
+    return 3 if statuses & {"oom", "timeout", "crashed", "cuda_error"} else 0

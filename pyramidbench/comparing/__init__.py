@@ -1,0 +1,1 @@
+"""Comparing measured cells: which may be compared, what differs, and whether it counts."""

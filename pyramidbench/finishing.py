@@ -1,0 +1,59 @@
+"""Finishing a cell that has been timed: its stages, its memory, its rates, and the gate once more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pyramidbench.clock import Cache
+from pyramidbench.judging import Loaded, check_again
+from pyramidbench.memory import is_too_much, measure_peaks
+from pyramidbench.method import Method
+from pyramidbench.passes import Training
+from pyramidbench.rates import rates
+from pyramidbench.record import Record
+from pyramidbench.timing import Timing, stage_columns, time_columns
+
+FEW_SAMPLES = 20
+
+
+def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, cache: Cache) -> Record:
+    """The whole record.
+
+    Raises:
+        GateFailure: the method computes something wrong on another seed.
+    """
+    q, k, v, problem = *loaded.tensors, loaded.problem
+    training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
+    times = time_columns(timing)
+    columns = times | {
+        "threads": torch.get_num_threads(),
+        **stage_columns(method, loaded.tensors, problem, training, cache, times["latency_s"]),
+        **_memory(method, loaded, training, judged.expected_memory_bytes or 0),
+        **rates(method, problem, method.select(q, k, problem), times["latency_s"]),
+    }
+    check_again(method, loaded)
+    few = "low_n" if times["samples"] < FEW_SAMPLES else "ok"
+    status = "throttled" if timing.sampled.throttled else few
+    columns["reason"] = "; ".join(text for text in (judged.reason, times["reason"]) if text) or None
+    return Record(**judged.model_dump(by_alias=True, exclude_none=True) | columns | {"status": status})
+
+
+def _memory(method: Method, loaded: Loaded, training: Training | None, expected: int) -> dict[str, Any]:
+    """The columns of measured memory, from one call."""
+    q, k, v, problem = *loaded.tensors, loaded.problem
+    peaks = measure_peaks(
+        lambda: method.select(q, k, problem),
+        lambda chosen: training.attend(chosen) if training else method.attend(q, k, v, chosen, problem),
+        q.device,
+        training.backward if training else None,
+    )
+    if peaks is None:
+        return {}
+    return {
+        "peak_memory_bytes": peaks.held,
+        "reserved_memory_bytes": peaks.reserved,
+        "memory_flagged": is_too_much(peaks.held, expected, q.device.type),
+        **{f"{name}_peak_bytes": size for name, size in peaks.stages.items()},
+    }
