@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from pyramidbench import oracle
+from pyramidbench.decoder import CacheLayout
 from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk, walk_cost
 from pyramidbench.kernels.attention import check_call
 from pyramidbench.kernels.attention_grad import attention
+from pyramidbench.kernels.cache import CacheSizes
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import WalkRules, route_reference
-from pyramidbench.problem import Problem
+from pyramidbench.problem import DTYPES, Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
+
+if TYPE_CHECKING:
+    from pyramidbench.kernels.decoder import BlockDecoder
 
 Implementation = Literal["auto", "triton", "reference"]
 Backend = Literal["triton", "reference"]
@@ -169,3 +174,37 @@ def block_mass(q: Tensor, k: Tensor, tiling: Tiling, scale: float, tiles: Tensor
     from pyramidbench.kernels import mass
 
     return mass.block_mass(q, k, tiling, scale, tiles)
+
+
+def decode_gap(problem: Problem, rules: WalkRules, block_size: int) -> str | None:
+    """Why the Triton kernels cannot do a decoding step of this problem under these rules, or None."""
+    missing = _no_triton(problem.device)
+    if missing is not None:
+        return missing
+    from pyramidbench.kernels import decode_call
+
+    return decode_call.decode_gap(cache_sizes(problem, rules, block_size), rules, problem.dtype)
+
+
+def cache_sizes(problem: Problem, rules: WalkRules, block_size: int, pages: int | None = None) -> CacheSizes:
+    """Sizes of a cache for the problem's seq_len_kv tokens."""
+    dims = (problem.head_dim, problem.head_dim_v)
+    return CacheSizes.of(problem.batch, problem.kv_heads, dims, problem.seq_len_kv, block_size, rules, pages)
+
+
+def decoder(
+    problem: Problem, rules: WalkRules, block_size: int, layout: CacheLayout, implementation: Implementation
+) -> BlockDecoder:
+    """A cache for the problem's seq_len_kv tokens whose newest tokens choose blocks under these rules.
+
+    Raises:
+        UserError: "triton" was asked for and cannot run.
+    """
+    from pyramidbench.kernels.decoder import BlockDecoder
+
+    backend = chosen(implementation, decode_gap(problem, rules, block_size))
+    pages = None
+    if layout.paged:
+        pages = layout.pages or problem.batch * -(-problem.seq_len_kv // block_size)
+    sizes = cache_sizes(problem, rules, block_size, pages)
+    return BlockDecoder(sizes, rules, problem.scale, DTYPES[problem.dtype], layout, backend)

@@ -90,15 +90,15 @@ def build_pyramid(k: Tensor, *, block_size: int, branching: int, levels: int, bo
     tail = -k.shape[-2] % block_size
     keys = torch.full((-(-k.shape[-2] // block_size),), block_size, dtype=wide, device=k.device)
     keys[-1] -= tail
-    mean, high, low = _leaf_statistics(k, block_size, tail, wide, with_bounds=bound_weight > 0)
-    stored, counts = [_summary(mean, high, low, bound_weight)], [keys]
+    mean, high, low = leaf_statistics(k, block_size, tail, wide, with_bounds=bound_weight > 0)
+    stored, counts = [summary(mean, high, low, bound_weight)], [keys]
     for _ in range(levels - 1):
         pad = -keys.shape[0] % branching
-        mean, keys = _weighted_mean(mean, keys, branching, pad)
+        mean, keys = weighted_mean(mean, keys, branching, pad)
         if high is not None and low is not None:
-            high = _pad(high, pad, -math.inf).unflatten(-2, (-1, branching)).amax(-2)
-            low = _pad(low, pad, math.inf).unflatten(-2, (-1, branching)).amin(-2)
-        stored.append(_summary(mean, high, low, bound_weight))
+            high = pad_rows(high, pad, -math.inf).unflatten(-2, (-1, branching)).amax(-2)
+            low = pad_rows(low, pad, math.inf).unflatten(-2, (-1, branching)).amin(-2)
+        stored.append(summary(mean, high, low, bound_weight))
         counts.append(keys)
     offsets = [0]
     for part in counts:
@@ -124,7 +124,7 @@ def sub_block_means(k: Tensor, *, block_size: int, parts: int) -> tuple[Tensor, 
     return (rows.sum(-2) / counts.clamp(min=1)[..., None]).to(k.dtype), counts.to(wide)
 
 
-def _leaf_statistics(
+def leaf_statistics(
     k: Tensor, block_size: int, tail: int, wide: torch.dtype, *, with_bounds: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Mean, maximum and minimum of each block; the ragged last block counts only its own keys."""
@@ -139,19 +139,21 @@ def _leaf_statistics(
     return mean, high, low
 
 
-def _weighted_mean(mean: Tensor, keys: Tensor, branching: int, pad: int) -> tuple[Tensor, Tensor]:
+def weighted_mean(mean: Tensor, keys: Tensor, branching: int, pad: int) -> tuple[Tensor, Tensor]:
     """Means of `branching` children, weighted by their true key counts; padded children weigh nothing."""
     weight = torch.nn.functional.pad(keys, (0, pad)).unflatten(0, (-1, branching))
     total = weight.sum(-1)
-    children = _pad(mean, pad, 0.0).unflatten(-2, (-1, branching))
+    children = pad_rows(mean, pad, 0.0).unflatten(-2, (-1, branching))
     return (children * weight[..., None]).sum(-2) / total[:, None], total
 
 
-def _pad(rows: Tensor, count: int, value: float) -> Tensor:
+def pad_rows(rows: Tensor, count: int, value: float) -> Tensor:
+    """`count` more rows of one value behind rows [..., n, D]."""
     return torch.nn.functional.pad(rows, (0, 0, 0, count), value=value) if count else rows
 
 
-def _summary(mean: Tensor, high: Tensor | None, low: Tensor | None, bound_weight: float) -> Tensor:
+def summary(mean: Tensor, high: Tensor | None, low: Tensor | None, bound_weight: float) -> Tensor:
+    """u and w side by side, or the mean alone where there are no bounds."""
     if high is None or low is None:
         return mean
     return torch.cat([mean.lerp(high, bound_weight), mean.lerp(low, bound_weight)], dim=-1)

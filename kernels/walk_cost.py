@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyramidbench.cost import StageCost
+from pyramidbench.cost import StageCost, append_cost
 from pyramidbench.kernels.panels import CHUNK_ELEMENTS
 from pyramidbench.kernels.pyramid import walked_levels
 from pyramidbench.kernels.walk import WalkRules
@@ -59,6 +59,13 @@ def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     logits = min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
     held = pyramid_bytes(problem, tiling, rules) + lists_bytes(problem, tiling, rules)
     return held + head_copies + 6.0 * 4 * logits
+
+
+def attention_scratch(problem: Problem) -> float:
+    """Bytes that the attention twin holds: fp32 copies of one head's keys and values, and of a chunk the gathered keys and
+    values, the logits and their mask."""
+    head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
+    return head_copies + 4.0 * 4 * min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
 
 
 def pyramid_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
@@ -144,3 +151,21 @@ def childless(tiling: Tiling, branching: int, level: int) -> int:
         return 0
     span: int = branching ** (level - 1)
     return branching * -(-tiling.blocks // (span * branching)) - -(-tiling.blocks // span)
+
+
+def step_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[StageCost, StageCost]:
+    """The append and route stages of a decoding step on a cache that keeps its pyramid.
+
+    The append writes the new tokens and reads the open block's keys, and moves, on each level, the statistics (three fp32
+    vectors, or one without bounds) of a node's children and a summary.
+    """
+    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    heads = problem.batch * problem.kv_heads
+    rows = 3 if rules.bounds(problem.head_dim) > 0 else 1
+    summary = problem.itemsize * problem.head_dim * (2 if rows == 3 else 1)
+    path = levels * (4.0 * problem.head_dim * rows * rules.branching + summary)
+    block = problem.itemsize * problem.head_dim * tiling.block_size
+    tokens = append_cost(problem)
+    summed = heads * problem.head_dim * (tiling.block_size + levels * rules.branching)
+    append = StageCost("append", float(rows * summed), tokens.bytes + heads * (block + path))
+    return append, walk_cost(problem, tiling, rules)[1]

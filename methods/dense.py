@@ -99,7 +99,8 @@ class Dense(Method):
 
     def cost(self, problem: Problem) -> Cost:
         tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, 128, 128, problem.causal)
-        listed = tiling.visible_pairs() / (128 * 128)
+        # Every key is read at least once, also by a single query.
+        listed = max(tiling.visible_pairs() / (128 * 128), float(tiling.blocks))
         workspace = 0.0
         if self.chosen(problem) == "math":
             matrices = 6.0 if problem.needs_gradients else 3.0
@@ -180,7 +181,9 @@ def fa3(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
         raise ValueError("dense:fa3 has a forward pass only, and an input requires a gradient; use dense:cudnn")
     module, _ = _load_fa3()
     by_token = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    result = module.flash_attn_func(*by_token, softmax_scale=problem.scale, causal=problem.causal)
+    # With a cache it splits the keys over the device, which one new token needs.
+    attend = module.flash_attn_with_kvcache if problem.direction == "decode" else module.flash_attn_func
+    result = attend(*by_token, softmax_scale=problem.scale, causal=problem.causal)
     # Some versions return the log-sum-exp besides.
     output: Tensor = result[0] if isinstance(result, tuple) else result
     return output.transpose(1, 2)

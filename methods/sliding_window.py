@@ -9,8 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from pyramidbench.cost import Cost, StageCost
+from pyramidbench.cost import Cost, StageCost, append_cost
+from pyramidbench.decoder import CacheLayout, Decoder
+from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
+from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_cost import attention_scratch
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
 
@@ -41,4 +45,22 @@ class SlidingWindow(TorchMethod):
 
     def cost(self, problem: Problem) -> Cost:
         lists = 4.0 * problem.batch * problem.kv_heads * self.planned(problem).listed
-        return Cost((StageCost("route", 0.0, lists), self.attend_cost(problem)), lists, 0.0, lists)
+        scratch = attention_scratch(problem) if self.attend_backend(problem) == "reference" else 0.0
+        return Cost((StageCost("route", 0.0, lists), self.attend_cost(problem)), lists + scratch, 0.0, lists)
+
+    def window_rules(self, problem: Problem) -> WalkRules:
+        """A walk that ranks nothing: the window is all local blocks."""
+        forced = self.sinks(problem) + self.locals(problem) if self.forced_in_budget else 0
+        window = max(self.top_k - forced, 0)
+        return WalkRules(0, self.sinks(problem), self.locals(problem) + window, levels=1, leaf_score="summary")
+
+    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
+        return backends.decoder(problem, self.window_rules(problem), self.block_size, layout, self.implementation)
+
+    def step_cost(self, problem: Problem) -> Cost:
+        return Cost((append_cost(problem), self.attend_cost(problem)))
+
+    def step_backend(self, problem: Problem) -> str:
+        return backends.chosen(
+            self.implementation, backends.decode_gap(problem, self.window_rules(problem), self.block_size)
+        )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyramidbench.api import pyramid_attention, select_blocks, sparse_attention, sweep
+    from pyramidbench.cache import PyramidCache
     from pyramidbench.errors import UserError
     from pyramidbench.method import BlockMethod, Method
     from pyramidbench.oracle import block_mass
@@ -21,6 +22,7 @@ __all__ = [
     "BlockSelection",
     "Method",
     "Problem",
+    "PyramidCache",
     "Run",
     "UserError",
     "block_mass",
@@ -36,6 +38,7 @@ _HOME = {
     "BlockSelection": "selection",
     "Method": "method",
     "Problem": "problem",
+    "PyramidCache": "cache",
     "Run": "store",
     "UserError": "errors",
     "block_mass": "oracle",

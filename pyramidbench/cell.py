@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from pyramidbench.decoding import decoding
 from pyramidbench.method import Method
 from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create
@@ -54,8 +55,9 @@ class Cell(BaseModel):
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 
     def make_method(self) -> Method:
-        """The method object. Raises UserError where the spec or a parameter is wrong."""
-        return create(self.method, self.parameters)
+        """The method object, in pass decode as it decodes. Raises UserError where the spec or a parameter is wrong."""
+        made = create(self.method, self.parameters)
+        return decoding(made) if self.direction == "decode" else made
 
     def problem(self, device: str) -> Problem:
         """The attention call that this cell poses on a kind of device ("cpu" or "cuda")."""

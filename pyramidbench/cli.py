@@ -17,6 +17,7 @@ from pyramidbench.commands.recall import recall
 from pyramidbench.commands.report import report
 from pyramidbench.commands.schema import schema
 from pyramidbench.commands.sweep import sweep
+from pyramidbench.commands.tune import tune
 from pyramidbench.errors import UserError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app.command("recall")(recall)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("compare")(compare)
+app.command("tune")(tune)
 app.command("merge")(merge)
 app.command("capture")(capture)
 app.command("list")(list_things)

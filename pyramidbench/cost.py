@@ -10,7 +10,7 @@ from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
 from pyramidbench.tiling import Tiling
 
-STAGES = ("build", "route", "index", "attend", "backward")
+STAGES = ("build", "route", "index", "append", "attend", "backward")
 
 
 @dataclass(frozen=True)
@@ -83,3 +83,9 @@ def attention_cost(problem: Problem, pairs_per_head: float, listed_blocks: float
     reads = problem.batch * problem.kv_heads * listed_blocks * block_size * dims * problem.itemsize
     own = problem.itemsize * heads * problem.seq_len_q * dims
     return StageCost("attend", 2.0 * heads * dims * pairs_per_head, reads + own)
+
+
+def append_cost(problem: Problem) -> StageCost:
+    """The stage "append" of a decoder that only keeps keys and values: the new tokens, read and written."""
+    tokens = problem.batch * problem.kv_heads * problem.seq_len_q * (problem.head_dim + problem.head_dim_v)
+    return StageCost("append", 0.0, 2.0 * problem.itemsize * tokens)

@@ -13,7 +13,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
 from pyramidbench.grid import CAPTURE, Grid, MethodSpec
 from pyramidbench.method import BlockMethod
-from pyramidbench.registry import create
+from pyramidbench.registry import create, parameter_names, split_spec
 
 DescribeInput = Callable[[str], InputDescription | None]
 
@@ -32,7 +32,9 @@ def grid_cells(grid: Grid, describe: DescribeInput, capture: str | None) -> Iter
         source = capture if name == CAPTURE and capture is not None else name
         sizes_of = _sizes(grid, source, describe(source))
         for sizes, (seq, seq_kv), dtype, direction in product(sizes_of, grid.lengths(), grid.dtype, grid.direction):
-            tensors = {**sizes, "seq_len": seq, "seq_len_kv": seq_kv, "dtype": dtype, "causal": grid.causal}
+            # A length is that of the context in a step of decoding, which has one new token unless both lengths are given.
+            queries = 1 if direction == "decode" and grid.seq_kv is None else seq
+            tensors = {**sizes, "seq_len": queries, "seq_len_kv": seq_kv, "dtype": dtype, "causal": grid.causal}
             for spec in grid.methods:
                 cell = Cell(
                     method=spec.method,
@@ -91,6 +93,9 @@ def _method_cells(grid: Grid, spec: MethodSpec, cell: Cell) -> Iterator[Cell]:
     """The cells of one method on one set of tensors."""
     problem = cell.problem("cpu")
     for parameters in grid.variants(spec):
+        if cell.direction == "decode" and "query_tile" in parameter_names(split_spec(spec.method)[0]):
+            # Every new token has a set of its own.
+            parameters = {**parameters, "query_tile": 1}
         method = create(spec.method, parameters)
         if not isinstance(method, BlockMethod) or method.adaptive:
             yield cell.model_copy(update={"parameters": parameters})

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from pyramidbench.cost import Cost, PlannedBlocks, planned_blocks
+from pyramidbench.cost import Cost, PlannedBlocks, append_cost, planned_blocks
+from pyramidbench.decoder import CacheLayout, Decoder, RepeatingDecoder
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection, frozen
 from pyramidbench.tiling import Tiling
@@ -56,6 +57,23 @@ class Method:
     def cost(self, problem: Problem) -> Cost:
         """Predicted operations and bytes of one forward call, stage by stage."""
         raise NotImplementedError
+
+    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
+        """What holds the problem's seq_len_kv tokens while they arrive, and attends for the newest ones.
+
+        By default it keeps keys and values and calls `select` and `attend` on all of them at every step. A method that can
+        keep summaries between steps brings its own, with `step_cost` and `step_backend`.
+        """
+        return RepeatingDecoder(self, problem, layout)
+
+    def step_cost(self, problem: Problem) -> Cost:
+        """Predicted operations and bytes of one decoding step, the append among its stages."""
+        cost = self.cost(problem)
+        return Cost((append_cost(problem), *cost.stages), cost.workspace_bytes)
+
+    def step_backend(self, problem: Problem) -> str:
+        """The implementation that runs a decoding step."""
+        return self.backend(problem)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
         """The whole call, end to end: choose, then attend. The choice is a constant to gradients."""

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-Pass = Literal["forward", "backward", "train"]
+Pass = Literal["forward", "backward", "train", "decode"]
 PASSES: tuple[Pass, ...] = get_args(Pass)
-"""What a call does: the output; the gradients of q, k and v alone; or both."""
+"""What a call does: the output; the gradients of q, k and v alone; both; or one step of generation: append, and attend."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -18,7 +18,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Problem:
     """Sizes of one attention call; lengths in tokens, `scale` multiplies the logits (softmax scale).
 
-    `direction` is the pass that is measured: "forward", "backward" (the gradients alone) or "train" (both).
+    `direction` is the pass that is measured: "forward", "backward" (the gradients alone), "train" (both), or "decode": the
+    queries are the newest tokens of sequences that are held already.
     """
 
     batch: int
@@ -54,7 +55,7 @@ class Problem:
     @property
     def needs_gradients(self) -> bool:
         """Whether the pass computes gradients of q, k and v."""
-        return self.direction != "forward"
+        return self.direction in ("backward", "train")
 
     @property
     def output_bytes(self) -> int:

@@ -15,6 +15,8 @@ from pyramidbench.tiling import Tiling
 def work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
     """The columns that say how much a call attends to, and what memory it should need."""
     columns: dict[str, Any] = {"density": 1.0, **expected_memory(method, problem)}
+    if problem.direction == "decode":
+        columns["bytes_per_token"] = method.cost(problem).bytes / (problem.batch * problem.seq_len_q)
     if selection is not None:
         columns |= {"density": selection.density(), "selected_blocks": float(selection.counts.double().mean())}
     return columns
@@ -41,7 +43,7 @@ def expected_memory(method: Method, problem: Problem) -> dict[str, Any]:
 
 def rates(method: Method, problem: Problem, selection: BlockSelection | None, seconds: float) -> dict[str, Any]:
     """Rates by useful, executed and dense-equivalent work; docs/measuring.md defines the three."""
-    cost, units = method.cost(problem), ATTENTION_WORK[problem.direction]
+    cost, units = method.cost(problem), ATTENTION_WORK.get(problem.direction, 1.0)
     tiling = Tiling(problem.seq_len_q, problem.seq_len_kv, 1, 1, problem.causal)
     dense = attention_cost(problem, tiling.visible_pairs(), 0, 1).flops
     chosen = 0.0 if problem.direction == "backward" else cost.flops - cost.stage("attend").flops

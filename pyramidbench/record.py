@@ -40,7 +40,9 @@ class Record(BaseModel):
     dtype: str | None = _column("element type of q, k and v")
     causal: bool | None = _column("whether a query sees only keys at or before its position")
     direction: str | None = Field(
-        default=None, alias="pass", description="forward, backward (the gradients alone), or train (both)"
+        default=None,
+        alias="pass",
+        description="forward, backward (the gradients alone), train (both), or decode (a step of generation)",
     )
     input: str | None = _column("what fed the cell: a synthetic input's name, or a capture's model and text")
     layer: int | None = _column("layer of a captured model that the tensors come from")
@@ -56,7 +58,8 @@ class Record(BaseModel):
     parameters: str | None = _column("all parameters of the method, as JSON")
     seed: int | None = _column("seed of the inputs and of sampling")
     latency_s: float | None = _column(
-        "median time of a whole call: selection, index building and attention; of pass backward, the gradients alone"
+        "median time of a whole call: selection, index building and attention; of pass backward, the gradients alone; of "
+        "pass decode, a step: append, selection and attention"
     )
     latency_low_s: float | None = _column("lower end of the bootstrap 95 % interval of the median")
     latency_high_s: float | None = _column("upper end of that interval")
@@ -89,7 +92,8 @@ class Record(BaseModel):
     build_s: float | None = _column("building summaries of the keys, median")
     route_s: float | None = _column("scoring and choosing blocks, median")
     index_s: float | None = _column("turning the choice into the lists that the attention reads, median")
-    attend_s: float | None = _column("attention over the chosen blocks, median")
+    append_s: float | None = _column("writing the new tokens of a decoding step and updating summaries, median")
+    attend_s: float | None = _column("attention over the chosen blocks, median; of pass decode, choosing them included")
     backward_s: float | None = _column("gradients of q, k and v, median; null in a forward pass")
     dense_method: str | None = _column(
         "fastest valid dense method of the same run and problem, the reference of speedup"
@@ -101,6 +105,9 @@ class Record(BaseModel):
     speedup_low: float | None = _column("lower end of the bootstrap 95 % interval of that median; null without pairs")
     speedup_high: float | None = _column("upper end of that interval")
     tokens_per_s: float | None = _column("batch × queries ÷ latency_s")
+    bytes_per_token: float | None = _column(
+        "bytes that a decoding step reads and writes by formula ÷ (batch × queries)"
+    )
     useful_flops_per_s: float | None = _column("operations on attended pairs and selection ÷ latency_s")
     executed_flops_per_s: float | None = _column("operations on all launched tiles and selection ÷ latency_s")
     dense_equivalent_flops_per_s: float | None = _column(
@@ -121,6 +128,7 @@ class Record(BaseModel):
     route_peak_bytes: int | None = _column("peak memory above the inputs while blocks are scored and chosen")
     route_expected_bytes: int | None = _column("the same by formula: summaries, scores, lists")
     index_peak_bytes: int | None = _column("peak memory above the inputs in the rest of choosing")
+    append_peak_bytes: int | None = _column("peak memory above the inputs while a decoding step's tokens are written")
     attend_peak_bytes: int | None = _column("peak memory above the inputs during attention")
     attend_expected_bytes: int | None = _column("the same by formula: lists, output and scratch")
     backward_peak_bytes: int | None = _column("peak memory above the inputs during the backward")

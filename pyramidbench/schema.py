@@ -27,6 +27,7 @@ ADDED: dict[int, dict[Part, tuple[str, ...]]] = {
             "throttle_reasons", "speedup_low", "speedup_high", "memory_flagged", "reserved_memory_bytes", "build_peak_bytes",
             "build_expected_bytes", "route_peak_bytes", "route_expected_bytes", "index_peak_bytes", "attend_peak_bytes",
             "attend_expected_bytes", "backward_peak_bytes", "backward_expected_bytes",
+            "append_s", "append_peak_bytes", "bytes_per_token",
         ),
         "manifest": ("sources",),
     },

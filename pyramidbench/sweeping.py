@@ -42,6 +42,10 @@ class Reporter(Protocol):
         """A cell starts; the sweep needs about `left_s` seconds from here."""
         ...
 
+    def timing(self, cells: Sequence[Cell]) -> None:
+        """These cells, of one group, are timed in turns now."""
+        ...
+
     def finished(self, record: Record) -> None:
         """A record is on disk."""
         ...
@@ -53,6 +57,8 @@ class Silent:
     def planned(self, folder: Path, cells: Sequence[PlannedCell], done: int) -> None: ...
 
     def started(self, cell: Cell, left_s: float) -> None: ...
+
+    def timing(self, cells: Sequence[Cell]) -> None: ...
 
     def finished(self, record: Record) -> None: ...
 
@@ -170,7 +176,7 @@ def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: Ru
 
     with working(settings) as worker:
         every = [planned.cell for planned in made.cells]
-        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, done)
+        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, reporter.timing, done)
         for _, group in groupby(todo, key=lambda planned: planned.cell.group):
             groups.run(list(group))
 

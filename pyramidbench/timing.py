@@ -154,12 +154,13 @@ def stage_columns(
             training.backward if training else None,
             clock_for(q.device, cache).cool,
         )
-    build, route = stages.get("build"), stages.get("route")
+    build, route, append = stages.get("build"), stages.get("route"), stages.get("append")
     index = stages["select"] - (build or 0.0) - (route or 0.0)
     return {
         "build_s": build,
         "route_s": route,
-        "index_s": max(0.0, index) if selection is not None else None,
+        "index_s": max(0.0, index) if selection is not None and append is None else None,
+        "append_s": append,
         "attend_s": stages["attend"],
         "backward_s": stages.get("backward"),
     }

@@ -355,7 +355,7 @@ def test_flags_without_methods_compare_dense_pyramid_and_flat() -> None:
         ({"seq": "1k", "query_tile": "0"}, "--query-tile '0': 0 is below 1"),
         ({"seq": "1k", "top_k": "8", "sparsity": "0.9"}, "--top-k and --sparsity each set the budget"),
         ({"seq": "1k", "head_dim": "x"}, "--head-dim 'x'"),
-        ({"seq": "1k", "pass_": "decode"}, "unknown --pass 'decode'. Accepted: backward, forward, train."),
+        ({"seq": "1k", "pass_": "generate"}, "unknown --pass 'generate'. Accepted: backward, decode, forward, train."),
         ({"seq": "1k", "method": ["dense", "falt"]}, "unknown method 'falt'. Did you mean 'flat'?"),
         ({"seq": "1k", "seed": -1}, "--seed = -1"),
     ],

@@ -112,9 +112,18 @@ def mass(device: str) -> None:
     tests.check(tests.Case("", query_tile=20, **sizes), torch.float32, device)
 
 
+def decode(device: str) -> None:
+    """Tokens, a prompt and a cut; a step that is split, with its upper levels scored whole."""
+    tests = load("test_decode")
+    tests.check_append(tests.Case("", tests.FULL, (70,), paged=True), half(device), device, (50, 1, 19), 48)
+    case = tests.Case("", {**WALK, "top_k": 2}, (90, 20), queries=2, head_dim=64, head_dim_v=64, paged=True)
+    assert tests.check_step(case, half(device), device) <= NEAR_TIES
+
+
 GROUPS: dict[str, Callable[[str], None]] = {
     call.__name__: call
-    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass)
+    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass,
+                 decode)
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@
 #
 # In a shell that prepare.sh made ready, or with the package installed. The tests run file by file side by side, and with them
 # a first pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs.
-# OUT/gpu-test.txt is the tests' summary. The sweeps write OUT/prefill and OUT/training,
+# OUT/gpu-test.txt is the tests' summary. The sweeps write OUT/prefill, OUT/training and OUT/decode,
 # run folders that the same command resumes. PYTHON:
 # the interpreter, python3 unless set. LIMIT_S: seconds that a part may take, 600 unless set.
 set -u
@@ -51,6 +51,8 @@ timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check 2>&1 | tee "$ou
 say "benchmark by stage"
 timeout "$limit_s" "$python" "$here/bench_backward.py" 2>&1 | tee "$out/bench_backward.txt"
 say "backward"
+timeout "$limit_s" "$python" "$here/bench_decode.py" --short 2>&1 | tee "$out/bench_decode.txt"
+say "decode"
 if [ -n "$capture" ]; then
     timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$capture" 2>&1 | tee "$out/equal_mass.txt"
     say "equal mass"
@@ -60,5 +62,14 @@ timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --out "$out/sam
 say "timer and A/A test"
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
 say "sweep prefill"
+timeout "$limit_s" "$python" -m pyramidbench doctor 2>&1 | tee "$out/doctor.txt"
+timeout "$limit_s" "$python" -m pyramidbench compare "$out/prefill" --method dense,pyramid:fastest --markdown >"$out/compare.md"
+for direction in forward train; do
+    timeout "$limit_s" "$python" -m pyramidbench profile --seq 64k --method pyramid:fastest --top-k 64 --heads 16 --head-dim 128 \
+        --dtype bfloat16 --input topics --pass "$direction" --ncu --out "$out/profile-$direction" 2>&1 | tee "$out/profile-$direction.txt"
+done
+say "doctor, compare, profile"
 timeout "$limit_s" "$python" -m pyramidbench sweep training --timing 500ms --out "$out/training"
 say "sweep training"
+timeout "$limit_s" "$python" -m pyramidbench sweep decode --timing 500ms --out "$out/decode"
+say "sweep decode"

@@ -46,6 +46,7 @@ def fa3(request: pytest.FixtureRequest, masked_dense: MaskedDense, causal_mask: 
 
     module = ModuleType("stand-in")
     module.flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    module.flash_attn_with_kvcache = flash_attn_func  # type: ignore[attr-defined]
     module.__spec__ = sys.__spec__
     return module
 

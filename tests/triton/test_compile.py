@@ -284,6 +284,77 @@ def transposition(name: str) -> Case:
     return Case(name, lambda: kernel, pointers, constants, 8 if step == "chunks" else 4, 3)
 
 
+def decode(
+    name: str,
+    *,
+    dim: int = 128,
+    group: int = 4,
+    block: int = 64,
+    dtype: str = "bf16",
+    slots: int = 512,
+    paged: bool = False,
+) -> Case:
+    """A kernel of the decoding step, by the name's second word; a cache of up to 1M tokens of 8 key/value heads."""
+    from pyramidbench.kernels import (
+        decode_append,
+        decode_attend,
+        decode_leaf,
+        decode_prompt,
+        decode_tokens,
+        decode_walk,
+    )
+    from pyramidbench.kernels.decode_call import launch_shape
+
+    step, launch = name.split("-")[1], launch_shape(block * dim * (4 if dtype == "fp32" else 2))
+    pages: dict[str, object] = {} if paged else {"pages_ptr": None}
+    shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
+    values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
+    rows = {"GROUP": group, "ROWS": 16, "BLOCK_N": block, "IS_PAGED": paged}
+    nodes = {"GROUP": group, "HEADS": group, "BRANCHING": 2, "HAS_BOUNDS": True}
+    written = {"HAS_BOUNDS": True, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
+    kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
+        "append": (
+            lambda: decode_append._append,
+            {**shape, **values, **written, **pages, "counts_ptr": None, "BRANCHING": 2, "LEVELS": 16, "HAS_COUNTS": False},
+            decode_tokens.APPEND_WARPS,
+        ),
+        "blocks": (
+            lambda: decode_prompt._append_blocks,
+            {**shape, **values, **written, **pages},
+            decode_tokens.APPEND_WARPS,
+        ),
+        "level": (
+            lambda: decode_prompt._compose_level,
+            {**shape, "BRANCHING": 2, "ROWS": decode_prompt.NODE_ROWS, "HAS_BOUNDS": True},
+            decode_tokens.APPEND_WARPS,
+        ),
+        "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": decode_walk.SCAN_CHUNK}, 4),
+        "walk": (
+            lambda: decode_walk._walk,
+            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512, "BUDGETED": False},
+            decode_walk.walk_warps(slots),
+        ),
+        "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
+        "attend": (
+            lambda: decode_attend._attend,
+            {**shape, **values, **rows, **pages, "HEADS": group, "SLOTS": 128, "FORCED_SLOTS": 4, "REDUCE": "sum_prob",
+             "IS_EXACT": True, "BUDGETED": False},
+            launch.num_warps,
+        ),
+        "combine": (
+            lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.COMBINE_WARPS,
+        ),
+    }  # fmt: skip
+    kernel, constants, warps = kernels[step]
+    names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "out_ptr")
+    pointers = (
+        dict.fromkeys(names, f"*{dtype}") if step != "walk" else dict.fromkeys(("q_ptr", "nodes_ptr"), f"*{dtype}")
+    )
+    floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
+    pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
+    return Case(name, kernel, pointers, constants, warps, launch.num_stages)
+
+
 CASES = {
     "attention-tile-128": partial(attention, dim=128, query_tile=128, block=64, rows=128),
     "attention-tile-128-tma": partial(attention, dim=128, query_tile=128, block=64, rows=128, tma=True),
@@ -350,6 +421,15 @@ CASES = {
     "dkdv-head-dim-256": partial(keys_gradient, dim=256, block=128),
     "dkdv-fp32": partial(keys_gradient, dtype="fp32"),
     "dkdv-fp32-head-dim-256": partial(keys_gradient, dim=256, block=128, dtype="fp32"),
+    **{f"decode-{step}": decode for step in ("append", "blocks", "level", "scan", "walk", "leaf", "attend", "combine")},
+    **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend")},
+    **{
+        f"decode-{step}-fp32-head-dim-256": partial(decode, dim=256, dtype="fp32")
+        for step in ("append", "walk", "leaf", "attend")
+    },
+    "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
+    "decode-attend-group-16": partial(decode, group=16),
+    "decode-walk-flat-1M": partial(decode, slots=16384),
     "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
     "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),

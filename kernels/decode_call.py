@@ -1,0 +1,176 @@
+"""What the launches of one decoding step share: the call itself, and sizes that follow from rules and capacity alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import triton
+from torch import Tensor
+
+from pyramidbench.kernels.cache import CacheSizes, CacheStore
+from pyramidbench.kernels.decode import start_nodes
+from pyramidbench.kernels.walk import WalkRules
+
+WIDEST_LEVEL = 32768
+"""Candidates of a level that one program holds in registers, at most."""
+MOST_BLOCK_BYTES = 64 << 10
+SCAN_BYTES = 20 << 20
+"""Summaries that a launch of its own may score whole, over all queries: the upper levels that fit. Predicted, not measured: at
+4 TB/s they take 5 µs together, where a level that is gathered by one multiprocessor (128 KB) takes about as long by itself."""
+LONG_START = 256
+"""A level of more nodes at which a walk may start is scored whole in any case: one multiprocessor would read it alone."""
+
+
+@dataclass(frozen=True)
+class DecodeCall:
+    """One step: q [B, H, M, D] of the last M tokens of the sequences in `store`."""
+
+    q: Tensor
+    store: CacheStore
+    rules: WalkRules
+    scale: float
+
+    @property
+    def sets(self) -> int:
+        return self.q.shape[1] if self.rules.head_reduce == "none" else self.store.sizes.kv_heads
+
+    @property
+    def group(self) -> int:
+        """Query heads of a set."""
+        return self.q.shape[1] // self.sets
+
+    @property
+    def items(self) -> int:
+        """(sequence, set, query) triples."""
+        return self.q.shape[0] * self.sets * self.q.shape[2]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Sets, key/value heads and queries."""
+        return self.sets, self.store.sizes.kv_heads, self.q.shape[2]
+
+    @property
+    def start_width(self) -> int:
+        """The most nodes of the level that a walk starts at; a level that the rules name is not passed by."""
+        return self.rules.start_width if self.rules.levels == "auto" else 1
+
+    @cached_property
+    def scan_level(self) -> int:
+        """The lowest of the levels that are scored whole by a launch of their own; the number of levels where there is none."""
+        sizes, rules = self.store.sizes, self.rules
+        room = SCAN_BYTES // (self.items * self.store.nodes.shape[-1] * self.store.nodes.element_size())
+        level = sizes.levels
+        while level > 0 and sizes.offsets[-1] - sizes.offsets[level - 1] <= room:
+            level -= 1
+        starts = [start_nodes(sizes.levels, sizes.blocks, rules, start) > LONG_START for start in range(sizes.levels)]
+        return min(level, starts.index(True)) if any(starts) else level
+
+    @cached_property
+    def slots(self) -> int:
+        """Places for a level's candidates."""
+        return most_candidates(self.store.sizes, self.rules)
+
+    @property
+    def passed(self) -> int:
+        """Leaves that the walk hands on, at most."""
+        return leaf_width(self.store.sizes, self.rules)
+
+    @property
+    def forced_width(self) -> int:
+        return self.rules.sink_blocks + self.rules.local_blocks
+
+    @property
+    def list_width(self) -> int:
+        """The longest list of blocks."""
+        return self.rules.top_k + self.forced_width
+
+    @cached_property
+    def shape(self) -> dict[str, int | bool]:
+        """Constants that the kernels share."""
+        sizes = self.store.sizes
+        return {
+            "GROUP": self.group,
+            "ROWS": max(16, triton.next_power_of_2(self.group)),
+            "BLOCK_SIZE": sizes.block_size,
+            "HEAD_DIM": sizes.head_dim,
+            "HEAD_DIM_V": sizes.head_dim_v,
+            "BLOCK_N": max(16, triton.next_power_of_2(sizes.block_size)),
+            "BLOCK_D": max(16, triton.next_power_of_2(sizes.head_dim)),
+            "BLOCK_DV": max(16, triton.next_power_of_2(sizes.head_dim_v)),
+            "HAS_BOUNDS": sizes.has_bounds,
+            "IS_PAGED": self.store.pages is not None,
+        }
+
+    @property
+    def launch(self) -> LaunchShape:
+        sizes = self.store.sizes
+        return launch_shape(sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * self.q.element_size())
+
+    def lists(self, width: int) -> Tensor:
+        """Scratch for `width` numbers of each item, int32."""
+        return torch.empty(self.items, width, dtype=torch.int32, device=self.q.device)
+
+    def scratch(self, width: int) -> Tensor:
+        """Scratch for `width` scores of each item, fp32."""
+        return torch.empty(self.items, width, dtype=torch.float32, device=self.q.device)
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """Warps of a program that holds a block's keys or values, and stages of its loop."""
+
+    num_warps: int
+    num_stages: int
+
+
+def launch_shape(block_bytes: int) -> LaunchShape:
+    """By the bytes of a block's keys: what fits shared memory and registers (tests/triton/test_compile.py prints both).
+
+    Not tuned on a GPU.
+    """
+    return LaunchShape(4 if block_bytes <= 32 << 10 else 8, 2 if block_bytes <= 32 << 10 else 1)
+
+
+def widest_start(sizes: CacheSizes, rules: WalkRules) -> int:
+    """The most nodes of a level at which a walk may start, whatever the length."""
+    return max(start_nodes(sizes.levels, sizes.blocks, rules, level) for level in range(sizes.levels))
+
+
+def most_candidates(sizes: CacheSizes, rules: WalkRules) -> int:
+    """Candidates of a level, at most, as a power of two."""
+    below = rules.branching * (rules.inner_width() + 2) if sizes.levels > 1 else 1
+    return triton.next_power_of_2(max(widest_start(sizes, rules), below, 16))
+
+
+def leaf_width(sizes: CacheSizes, rules: WalkRules) -> int:
+    """Leaves that a walk hands on: those for the exact score, or the K best."""
+    if rules.leaf_score == "summary":
+        return rules.top_k
+    if rules.leaf_candidates is None:
+        return min(sizes.blocks, most_candidates(sizes, rules))
+    return rules.leaf_candidates * rules.top_k
+
+
+def decode_gap(sizes: CacheSizes, rules: WalkRules, dtype: str) -> str | None:
+    """Why the Triton kernels cannot do a step under these rules, or None."""
+    if dtype not in ("float16", "bfloat16", "float32"):
+        return f"the Triton decode takes float16, bfloat16 and float32, not {dtype}"
+    if max(sizes.head_dim, sizes.head_dim_v) > 256:
+        return f"the Triton decode takes head dims up to 256, not {max(sizes.head_dim, sizes.head_dim_v)}"
+    if sizes.block_size > 128:
+        return f"the Triton decode takes blocks of up to 128 keys, not {sizes.block_size}"
+    held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * (4 if dtype == "float32" else 2)
+    if held > MOST_BLOCK_BYTES:
+        return f"the Triton decode holds blocks of {MOST_BLOCK_BYTES >> 10} KiB of keys, not {held >> 10}; lower block_size"
+    if rules.node_score == "children" and sizes.levels > 1:
+        return "the Triton decode scores nodes by their own summaries, not by 'children'; use node_score='summary'"
+    if rules.leaf_score == "sub":
+        return "the Triton decode scores leaves by 'exact' or 'summary', not by 'sub'"
+    if most_candidates(sizes, rules) > WIDEST_LEVEL:
+        return (
+            f"the Triton decode holds up to {WIDEST_LEVEL} candidates of a level, not {most_candidates(sizes, rules)}; "
+            "lower beam or top_k, raise levels, or give the cache a smaller max_len"
+        )
+    return None

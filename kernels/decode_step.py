@@ -1,0 +1,37 @@
+"""One decoding step on the GPU: walk, exact leaves, last choice with attention, and where it was split their sum.
+
+Four launches (five where the start level is scored apart) on grids that follow from rules and capacity, so that a CUDA graph
+captures the step once and replays it while the sequences grow. `kernels.decode` is the torch twin: the same sets, near-ties in
+fp32 apart.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pyramidbench.kernels.cache import CacheStore
+from pyramidbench.kernels.decode_attend import run_attend
+from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_leaf import run_leaf
+from pyramidbench.kernels.decode_walk import run_walk
+from pyramidbench.kernels.walk import WalkRules
+
+
+def step(q: Tensor, store: CacheStore, rules: WalkRules, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention of the last M tokens, [B, H, M, Dv] in q's dtype, and their blocks, int32 [B, sets, M, S].
+
+    q: [B, H, M, D], any strides with a contiguous last dimension. Lists are ascending and padded with -1.
+    """
+    call = DecodeCall(q, store, rules, scale)
+    candidates, counts = call.lists(max(1, call.passed)), call.lists(1)
+    masses = None
+    if call.passed == 0 or rules.top_k == 0:
+        counts.zero_()
+    else:
+        run_walk(call, candidates, counts)
+        masses = None if rules.leaf_score == "summary" else run_leaf(call, candidates, counts)
+    lists = call.lists(call.list_width)
+    out = run_attend(call, candidates, counts, masses, lists, store.v)
+    shape = (q.shape[0], call.sets, q.shape[2])
+    by_head = out.view(*shape, call.group, -1).transpose(2, 3).reshape(q.shape[0], q.shape[1], q.shape[2], -1)
+    return by_head, lists.view(*shape, -1)

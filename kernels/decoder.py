@@ -1,0 +1,172 @@
+"""A cache of keys, values and their pyramid, with its steps: append, attend, truncate. Behind `pyramidbench.PyramidCache`.
+
+It keeps the books (lengths, pages, room) and hands the work to the torch twins (`kernels.cache_append`, `kernels.decode`) or to
+Triton (`kernels.decode_append`, `kernels.decode_step`). Lengths lie on the device. The host knows them too, until a step is
+captured by a CUDA graph: from then on it reads them back where it must know, since replays move them unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pyramidbench.decoder import CacheLayout
+from pyramidbench.errors import UserError
+from pyramidbench.kernels.backends import Backend
+from pyramidbench.kernels.cache import CacheSizes, CacheStore
+from pyramidbench.kernels.cache_append import append_reference, refresh
+from pyramidbench.kernels.decode import attend_reference, choose_reference
+from pyramidbench.kernels.pages import PageTable
+from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.selection import BlockSelection
+from pyramidbench.tiling import Tiling
+
+MOST_QUERIES = 16
+
+
+class BlockDecoder:
+    """Sequences [B] of up to max_len tokens, and the walk's rules under which their newest tokens choose blocks."""
+
+    def __init__(
+        self, sizes: CacheSizes, rules: WalkRules, scale: float, dtype: torch.dtype, layout: CacheLayout, backend: Backend
+    ) -> None:  # fmt: skip
+        self.sizes, self.rules, self.scale, self.backend = sizes, rules, scale, backend
+        self.store = CacheStore.empty(sizes, dtype, layout.device)
+        self.captures = backend == "triton"
+        self.captured = False
+        self.known = [0] * sizes.batch
+        self.table = None if self.store.pages is None else PageTable(self.store.pages, sizes.pages or 0)
+
+    @property
+    def lengths(self) -> Tensor:
+        self.check()
+        return self.store.lengths[:, 0].long()
+
+    @property
+    def bytes(self) -> int:
+        return self.store.bytes
+
+    def append(
+        self, k: Tensor, v: Tensor, *, at: int | None = None, counts: Sequence[int] | Tensor | None = None
+    ) -> None:
+        self._check_tokens(k, v)
+        if self._capturing():
+            if counts is not None:
+                raise UserError("counts cannot be given while a CUDA graph is captured; accepted: all tokens of k")
+            self._append(k, v, at, None)
+            return
+        starts = self._host_lengths() if at is None else [at] * self.sizes.batch
+        each = [k.shape[2]] * self.sizes.batch if counts is None else [int(count) for count in counts]
+        if len(each) != self.sizes.batch or not all(0 <= count <= k.shape[2] for count in each):
+            raise UserError(f"counts {each}: accepted: {self.sizes.batch} numbers from 0 to {k.shape[2]}")
+        ends = [start + count for start, count in zip(starts, each, strict=True)]
+        self._make_room(ends)
+        if self.backend == "reference":
+            append_reference(self.store, k, v, starts, each)
+        else:
+            self._append(k, v, at, each if counts is not None else None)
+        self.known = ends
+
+    def attend(self, q: Tensor) -> Tensor:
+        self._check_queries(q)
+        if self.backend == "reference":
+            return attend_reference(q, self.store, choose_reference(q, self.store, self.rules, self.scale), self.scale)
+        from pyramidbench.kernels.decode_step import step
+
+        return step(q, self.store, self.rules, self.scale)[0]
+
+    def lists(self, q: Tensor) -> Tensor:
+        self._check_queries(q)
+        if self.backend == "reference":
+            return choose_reference(q, self.store, self.rules, self.scale)
+        from pyramidbench.kernels.decode_step import step
+
+        return step(q, self.store, self.rules, self.scale)[1]
+
+    def select(self, q: Tensor) -> BlockSelection:
+        lengths = self._host_lengths()
+        if len(set(lengths)) > 1:
+            raise UserError(f"sequences of {lengths} tokens have no one selection; accepted: equal lengths, or `lists`")
+        tiling = Tiling(q.shape[2], lengths[0], self.sizes.block_size, 1, True)
+        return BlockSelection.from_indices(self.lists(q), tiling)
+
+    def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
+        old = self._host_lengths()
+        new = [lengths] * self.sizes.batch if isinstance(lengths, int) else [int(length) for length in lengths]
+        if len(new) != len(old) or not all(0 <= length <= now for length, now in zip(new, old, strict=True)):
+            raise UserError(f"truncate to {new}: accepted: {len(old)} lengths, each from 0 to what is there, {old}")
+        if self.table is not None:
+            self.table.release([-(-length // self.sizes.block_size) for length in new])
+        if self.backend == "reference":
+            for sequence, length in enumerate(new):
+                refresh(self.store, sequence, length, length)
+        ends = torch.tensor(new, dtype=torch.int32, device=self.store.lengths.device)
+        self.store.lengths.copy_(ends[:, None].expand_as(self.store.lengths))
+        if self.backend == "triton":
+            from pyramidbench.kernels.decode_append import refresh_ends
+
+            refresh_ends(self.store)
+        self.known = new
+
+    def reserve(self, tokens: int) -> None:
+        self._make_room([length + tokens for length in self._host_lengths()])
+
+    def check(self) -> None:
+        if self.captured and int(self.store.full):
+            self.store.full.zero_()
+            raise UserError(
+                f"a replayed append found no room: the cache holds {self.sizes.max_len} tokens a sequence"
+                + ("" if self.table is None else ", and pages that `reserve` did not assign are no room")
+                + "; nothing was overwritten. Truncate or reset it, or give it a larger max_len"
+            )
+
+    def _append(self, k: Tensor, v: Tensor, at: int | None, counts: Sequence[int] | None) -> None:
+        from pyramidbench.kernels.decode_append import append
+
+        append(self.store, k, v, at, counts)
+
+    def _capturing(self) -> bool:
+        if self.store.k.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            return False
+        if self.backend == "reference":
+            raise UserError("the reference implementation cannot be captured by a CUDA graph; accepted: 'triton'")
+        self.captured = True
+        return True
+
+    def _host_lengths(self) -> list[int]:
+        if self.captured:
+            self.check()
+            self.known = self.store.lengths[:, 0].tolist()
+        return self.known
+
+    def _make_room(self, ends: Sequence[int]) -> None:
+        """Raise UserError where sequences of such lengths do not fit; else assign the pages that they need."""
+        longest = max(ends)
+        if longest > self.sizes.max_len:
+            raise UserError(
+                f"the cache is full: sequence {ends.index(longest)} would hold {longest} tokens, and there is room for "
+                f"{self.sizes.max_len}; nothing was written. Truncate or reset it, or give it a larger max_len"
+            )
+        if self.table is not None:
+            self.table.assign([-(-end // self.sizes.block_size) for end in ends])
+
+    def _check_tokens(self, k: Tensor, v: Tensor) -> None:
+        sizes, like = self.sizes, self.store.k
+        for name, tensor, dim in (("k", k, sizes.head_dim), ("v", v, sizes.head_dim_v)):
+            expected = (sizes.batch, sizes.kv_heads, k.shape[2] if k.dim() == 4 else -1, dim)
+            if tuple(tensor.shape) != expected or tensor.dtype != like.dtype or tensor.device.type != like.device.type:
+                raise UserError(
+                    f"{name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; accepted: [{sizes.batch}, "
+                    f"{sizes.kv_heads}, tokens, {dim}] {like.dtype} on {like.device}, as many tokens in k as in v"
+                )
+
+    def _check_queries(self, q: Tensor) -> None:
+        sizes, like = self.sizes, self.store.k
+        fits = q.dim() == 4 and q.shape[0] == sizes.batch and q.shape[1] % sizes.kv_heads == 0
+        if not fits or q.shape[3] != sizes.head_dim or not 1 <= q.shape[2] <= MOST_QUERIES or q.dtype != like.dtype:
+            raise UserError(
+                f"q is {tuple(q.shape)} {q.dtype}; accepted: [{sizes.batch}, a multiple of {sizes.kv_heads}, 1 to "
+                f"{MOST_QUERIES} queries, {sizes.head_dim}] {like.dtype}; append longer prompts and attend by parts"
+            )

@@ -1,0 +1,155 @@
+"""Appending to a cache: whatever comes in which order, it holds what a build over its keys holds, bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyramidbench.decoder import CacheLayout
+from pyramidbench.errors import UserError
+from pyramidbench.kernels.cache import CacheSizes
+from pyramidbench.kernels.decoder import BlockDecoder
+from pyramidbench.kernels.pyramid import build_pyramid
+from pyramidbench.kernels.walk import WalkRules
+
+BLOCK, HEAD_DIM, HEAD_DIM_V = 16, 16, 24
+FULL = WalkRules(2, 1, 2, levels="full")
+RULES = {
+    "every-level": FULL,
+    "means-only": WalkRules(2, 1, 2, levels="full", bound_weight=0),
+    "branching-3": WalkRules(2, 1, 2, levels="full", branching=3),
+    "from-4-nodes-on": WalkRules(2, 1, 2, start_width=4),
+    "one-level": WalkRules(2, 1, 2, levels=1),
+}
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def made(
+    rules: WalkRules, max_len: int, dtype: torch.dtype = torch.float32, *, batch: int = 2, pages: int | None = None
+) -> BlockDecoder:
+    """An empty cache on the CPU whose memory holds NaN, so that reading what nobody wrote shows."""
+    sizes = CacheSizes.of(batch, 2, (HEAD_DIM, HEAD_DIM_V), max_len, BLOCK, rules, pages)
+    layout = CacheLayout(torch.device("cpu"), pages is not None, pages)
+    cache = BlockDecoder(sizes, rules, HEAD_DIM**-0.5, dtype, layout, "reference")
+    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats):
+        tensor.fill_(torch.nan)
+    return cache
+
+
+def tokens(count: int, dtype: torch.dtype = torch.float32, batch: int = 2) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    k, v = (torch.randn(batch, 2, count, dim, generator=generator).to(dtype) for dim in (HEAD_DIM, HEAD_DIM_V))
+    return k, v
+
+
+def check(cache: BlockDecoder, k: Tensor, v: Tensor, lengths: list[int]) -> None:
+    """Tokens, and every level's nodes, against a build over the first lengths[b] tokens of each sequence."""
+    store, sizes = cache.store, cache.sizes
+    assert cache.lengths.tolist() == lengths
+    for sequence, length in enumerate(lengths):
+        assert torch.equal(store.rows_of(store.k, sequence, 0, length), k[sequence, :, :length])
+        assert torch.equal(store.rows_of(store.v, sequence, 0, length), v[sequence, :, :length])
+        built = build_pyramid(
+            k[sequence : sequence + 1, :, :length], block_size=BLOCK, branching=sizes.branching, levels=sizes.levels,
+            bound_weight=sizes.bound_weight,
+        )  # fmt: skip
+        for level in range(sizes.levels):
+            place = slice(sizes.offsets[level], sizes.offsets[level] + built.size(level))
+            assert torch.equal(store.nodes[sequence, :, place], built.at(level)[0]), f"level {level} at {length}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_token_by_token_equals_a_build_at_every_length(rules: WalkRules, dtype: torch.dtype) -> None:
+    k, v = tokens(150, dtype)
+    cache = made(rules, 150, dtype)
+    for token in range(150):
+        cache.append(k[:, :, token : token + 1], v[:, :, token : token + 1])
+        if token % BLOCK in (0, 1, BLOCK - 2, BLOCK - 1):
+            check(cache, k, v, [token + 1] * 2)
+
+
+@pytest.mark.parametrize("pages", [None, 60], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("seed", range(4))
+def test_prompts_tokens_cuts_and_different_lengths_in_any_order(seed: int, pages: int | None) -> None:
+    draw = random.Random(seed)
+    cache = made(FULL, 400, pages=pages)
+    held = [torch.empty(2, 2, 0, dim) for dim in (HEAD_DIM, HEAD_DIM_V)]
+    lengths = [0, 0]
+    for step in range(25):
+        if draw.random() < 0.3:
+            lengths = [draw.randint(max(0, length - 40), length) for length in lengths]
+            cache.truncate(lengths)
+        else:
+            new = tokens(draw.choice([1, 1, 2, 7, 16, 17, 60]) + 100 * step)
+            counts = [min(draw.randint(0, new[0].shape[2]) % 70, 400 - length) for length in lengths]
+            part = [x[:, :, : max(*counts, 1)] for x in new]
+            cache.append(part[0], part[1], counts=counts)
+            grown = [length + count for length, count in zip(lengths, counts)]
+            for index, rows in enumerate(part):
+                whole = torch.full((2, 2, max(grown), rows.shape[-1]), torch.nan)
+                for b, (old, end) in enumerate(zip(lengths, grown)):
+                    whole[b, :, :old] = held[index][b, :, :old]
+                    whole[b, :, old:end] = rows[b, :, : end - old]
+                held[index] = whole
+            lengths = grown
+        if min(lengths):
+            check(cache, held[0], held[1], lengths)
+
+
+@pytest.mark.parametrize("kept", [1, 15, 16, 17, 32, 33, 64, 128, 129, 200])
+def test_cutting_off_leaves_what_a_build_of_the_rest_makes(kept: int) -> None:
+    k, v = tokens(200)
+    cache = made(FULL, 256)
+    cache.append(k, v)
+    cache.truncate(kept)
+    check(cache, k, v, [kept] * 2)
+
+
+def test_writing_again_at_an_earlier_position_forgets_what_stood_there() -> None:
+    k, v = tokens(100)
+    other = tokens(30)
+    cache = made(FULL, 128)
+    cache.append(k, v)
+    cache.append(*other, at=60)
+    check(cache, *(torch.cat([x[:, :, :60], y], 2) for x, y in zip((k, v), other)), [90, 90])
+
+
+@pytest.mark.parametrize("pages", [None, 8], ids=["contiguous", "paged"])
+def test_a_full_cache_refuses_and_stays_intact(pages: int | None) -> None:
+    k, v = tokens(65)
+    cache = made(FULL, 64, pages=pages)
+    cache.append(k[:, :, :63], v[:, :, :63])
+    with pytest.raises(UserError, match="the cache is full: sequence 0 would hold 65 tokens, and there is room for 64"):
+        cache.append(k[:, :, 63:], v[:, :, 63:])
+    check(cache, k, v, [63, 63])
+    cache.append(k[:, :, 63:64], v[:, :, 63:64])
+    check(cache, k, v, [64, 64])
+
+
+def test_pages_run_out_and_come_back() -> None:
+    k, v = tokens(64)
+    cache = made(FULL, 64, pages=6)
+    cache.append(k, v, counts=[64, 20])
+    with pytest.raises(UserError, match="1 more pages are needed and 0 are free"):
+        cache.append(k, v, counts=[0, 13])
+    check(cache, k, v, [64, 20])
+    cache.truncate([33, 20])
+    cache.append(k[:, :, 20:40], v[:, :, 20:40], counts=[0, 20])
+    assert cache.lengths.tolist() == [33, 40]
+    assert cache.table is not None
+    assert not cache.table.free
+
+
+def test_only_the_path_of_a_token_is_touched() -> None:
+    """O(log N): of the nodes of a long cache, one block and its ancestors change."""
+    k, v = tokens(1025)
+    cache = made(WalkRules(2, 1, 2, levels="full", bound_weight=0.5), 2048)
+    cache.append(k[:, :, :1024], v[:, :, :1024])
+    before = cache.store.nodes.clone()
+    cache.append(k[:, :, 1024:], v[:, :, 1024:])
+    changed = ~((cache.store.nodes == before) | (cache.store.nodes.isnan() & before.isnan())).all(-1)
+    assert changed.sum(-1).tolist() == [[cache.sizes.levels] * 2] * 2

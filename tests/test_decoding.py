@@ -1,0 +1,188 @@
+"""The pass "decode": what a step is, what a sweep says of it, and that every method can do one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyramidbench import sweep
+from pyramidbench.cell import Cell
+from pyramidbench.decoder import CacheLayout, RepeatingDecoder
+from pyramidbench.decoding import decoding
+from pyramidbench.errors import UserError
+from pyramidbench.gate import GateFailure, check_call, check_causal
+from pyramidbench.method import BlockMethod, Method
+from pyramidbench.problem import Problem
+from pyramidbench.registry import create, method_names
+from pyramidbench.stages import listening
+from pyramidbench.suite import load_suite, suite_from_flags
+
+Tensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
+SMALL: dict[str, Any] = {"top_k": 2, "block_size": 16, "query_tile": 1}
+LAYOUT = CacheLayout(torch.device("cpu"))
+
+
+def posed(tensors: Tensors, queries: int = 1, keys: int = 300) -> tuple[tuple[Tensor, Tensor, Tensor], Problem]:
+    q, k, v = tensors(queries=queries, keys=keys, heads=4, kv_heads=2, dim=16, dtype=torch.float32)
+    return (q, k, v), replace(Problem.of(q, k, v, causal=True, scale=None), direction="decode")
+
+
+def plain(name: str) -> Method:
+    method = create(name)
+    return create(name, SMALL) if isinstance(method, BlockMethod) else method
+
+
+def runs(name: str, problem: Problem) -> bool:
+    return plain(name).unavailable() is None and decoding(plain(name)).unsupported(problem) is None
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("name", [*method_names(), "flat:bounds", "flat:filtered", "pyramid:paper", "pyramid:fastest"])
+def test_a_step_of_every_method_is_its_call_for_the_newest_queries(name: str, queries: int, tensors: Tensors) -> None:
+    (q, k, v), problem = posed(tensors, queries)
+    if not runs(name, problem):
+        pytest.skip(f"{name} cannot run here")
+    method, step = plain(name), decoding(plain(name))
+    passed = check_call(step, q, k, v, problem)
+    check_causal(step, q, k, v, problem, passed)
+    expected = method.select(q, k, problem)
+    if expected is None:
+        assert passed.selection is None
+    else:
+        assert passed.selection is not None
+        assert torch.equal(passed.selection.mask(), expected.mask())
+    torch.testing.assert_close(step(q, k, v, problem), method.attend(q, k, v, expected, problem), rtol=0, atol=1e-5)
+
+
+def test_what_decodes_says_of_itself_what_the_method_says() -> None:
+    method = create("pyramid:fast", {"top_k": 3})
+    step = decoding(method)
+    assert isinstance(step, BlockMethod)
+    assert (step.name, step.kind, step.__doc__) == (method.name, method.kind, method.__doc__)
+    assert {f.name: getattr(step, f.name) for f in fields(step)} == {
+        f.name: getattr(method, f.name) for f in fields(method)
+    }
+    assert decoding(method) == step
+
+
+def test_a_repeated_step_appends_to_the_same_place(tensors: Tensors) -> None:
+    (q, k, v), problem = posed(tensors)
+    step = decoding(plain("pyramid"))
+    seen: list[str] = []
+
+    def listener(name: str) -> Any:
+        seen.append(name)
+        return torch.no_grad()
+
+    first = step(q, k, v, problem)
+    with listening(listener):
+        for _ in range(3):
+            assert torch.equal(step(q, k, v, problem), first)
+    assert seen == ["append"] * 3
+
+
+def test_other_tensors_and_changed_ones_are_noticed(tensors: Tensors) -> None:
+    (q, k, v), problem = posed(tensors)
+    step = decoding(plain("pyramid"))
+    for change in (lambda: None, lambda: k.mul_(2), lambda: v[:, :, 7].add_(1)):
+        change()
+        torch.testing.assert_close(step(q, k, v, problem), decoding(plain("pyramid"))(q, k, v, problem), rtol=0, atol=0)
+    other = v.clone().mul_(-1)
+    assert torch.equal(step(q, k, other, problem), -step(q, k, v, problem))
+    step.select(q, k, problem)
+    torch.testing.assert_close(step.attend(q, k, v, None, problem), step(q, k, v, problem))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"causal": False}, "decoding is causal"),
+        ({"seq_len_q": 17}, "1 to 16 new tokens, not 17"),
+        ({"seq_len_q": 4, "seq_len_kv": 3}, "1 to 16 new tokens, not 4"),
+    ],
+)
+def test_what_is_no_step_is_unsupported(changes: dict[str, Any], reason: str, tensors: Tensors) -> None:
+    _, problem = posed(tensors)
+    assert reason in (decoding(plain("pyramid")).unsupported(replace(problem, **changes)) or "")
+
+
+def test_a_method_without_a_cache_of_its_own_keeps_keys_and_values(tensors: Tensors) -> None:
+    (_, k, v), problem = posed(tensors)
+    decoder = plain("random_blocks").decoder(problem, LAYOUT)
+    assert isinstance(decoder, RepeatingDecoder)
+    decoder.append(k[:, :, :200], v[:, :, :200])
+    decoder.append(k[:, :, 200:], v[:, :, 200:])
+    assert torch.equal(decoder.k, k)
+    with pytest.raises(UserError, match="holds 300 tokens and 301"):
+        decoder.append(k[:, :, :1], v[:, :, :1])
+    with pytest.raises(UserError, match="no paged cache"):
+        plain("random_blocks").decoder(problem, CacheLayout(torch.device("cpu"), paged=True))
+
+
+def test_a_step_that_forgets_its_token_is_incorrect(tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    (q, k, v), problem = posed(tensors)
+    honest = RepeatingDecoder.append
+
+    def forgetful(self: Any, k: Tensor, v: Tensor, *, at: int | None = None) -> None:
+        honest(self, k, torch.zeros_like(v) if k.shape[2] == 1 else v, at=at)
+
+    monkeypatch.setattr(RepeatingDecoder, "append", forgetful)
+    with pytest.raises(GateFailure, match="output error"):
+        check_call(decoding(plain("dense")), q, k, v, problem)
+
+
+def test_a_length_is_the_context_and_every_token_has_its_own_set() -> None:
+    flags: dict[str, Any] = {"method": ["dense", "pyramid:fast"], "pass_": "decode,forward", "top_k": "2"}
+    cells = suite_from_flags(seq="256", **flags).cells()
+    shapes = {(cell.direction, cell.method): (cell.seq_len, cell.seq_len_kv) for cell in cells}
+    assert shapes[("decode", "dense")] == shapes[("decode", "pyramid:fast")] == (1, 256)
+    assert shapes[("forward", "dense")] == (256, 256)
+    tiles = {cell.direction: cell.make_method() for cell in cells if cell.method == "pyramid:fast"}
+    assert {name: method.query_tile for name, method in tiles.items()} == {"decode": 1, "forward": 128}  # type: ignore[attr-defined]
+    (chunk,) = suite_from_flags(seq="4", seq_kv="256", method=["dense"], pass_="decode").cells()
+    assert (chunk.seq_len, chunk.seq_len_kv) == (4, 256)
+
+
+def test_the_cost_of_a_step_has_no_build_and_does_not_grow_with_the_context() -> None:
+    costs = {}
+    for seq_len in (1 << 16, 1 << 20):
+        cell = Cell(
+            method="pyramid", seq_len=1, seq_len_kv=seq_len, direction="decode", heads=32, kv_heads=8, head_dim=128,
+            dtype="bfloat16", parameters={"top_k": 32, "query_tile": 1},
+        )  # fmt: skip
+        costs[seq_len] = cell.make_method().cost(cell.problem("cpu"))
+    assert [stage.stage for stage in costs[1 << 20].stages] == ["append", "route", "attend"]
+    assert costs[1 << 20].bytes < 1.5 * costs[1 << 16].bytes
+    # 26 MB at 1M tokens: leaves 12.6, attention 9.2, the levels above 4.
+    assert 20e6 < costs[1 << 20].bytes < 40e6
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_sweep_measures_steps_beside_forwards(tmp_path: Path) -> None:
+    run = sweep(
+        seq="128,256", method=["dense", "pyramid", "flat", "sliding_window"], pass_="decode", top_k="1", block_size="16",
+        heads="2:1", head_dim="16", timing_s=0.02, device="cpu", out=tmp_path / "run",
+    )  # fmt: skip
+    frame = run.frame
+    assert set(frame["status"]) <= {"ok", "low_n"}, frame["reason"].tolist()
+    assert (frame["seq_len"] == 1).all()
+    assert (frame["append_s"] > 0).all()
+    assert (frame["bytes_per_token"] > 0).all()
+    assert frame["tokens_per_s"].tolist() == pytest.approx((1 / frame["latency_s"]).tolist())
+    assert (frame["gate_error"] <= 1).all()
+    assert set(frame.loc[frame["method"] == "pyramid", "backend"]) == {"reference"}
+
+
+def test_the_suite_covers_what_it_says() -> None:
+    cells = load_suite("decode").cells()
+    assert {cell.direction for cell in cells} == {"decode"}
+    assert {cell.batch for cell in cells} == {1, 8, 64}
+    lengths = sorted({cell.seq_len_kv for cell in cells if cell.batch == 1})
+    assert (lengths[0], lengths[-1]) == (4096, 1 << 20)
+    assert {cell.seq_len_kv for cell in cells if cell.batch == 8} >= {1 << 17}

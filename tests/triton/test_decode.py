@@ -1,0 +1,253 @@
+"""The Triton kernels of decoding against their twins: what an append leaves, and sets and outputs of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyramidbench.errors import UserError
+from pyramidbench.kernels.cache import CacheSizes, CacheStore
+from pyramidbench.kernels.cache_append import append_reference
+from pyramidbench.kernels.decode import attend_reference, choose_reference
+from pyramidbench.kernels.walk import WalkRules
+
+BASE = {"sink_blocks": 1, "local_blocks": 2}
+NARROW: dict[str, Any] = {**BASE, "start_width": 4, "beam": 1}
+WIDE: dict[str, Any] = {**BASE, "top_k": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Lengths of the sequences, rules and sizes of the cache. `scan_bytes`: what may be scored whole."""
+
+    name: str
+    rules: dict[str, Any]
+    lengths: tuple[int, ...] = (1, 3, 200)
+    queries: int = 1
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    head_dim_v: int = 24
+    block_size: int = 16
+    room: int = 20
+    paged: bool = False
+    scan_bytes: int | None = None
+
+
+SMALL = [
+    Case("default", {**NARROW, "top_k": 3}),
+    Case("upper-levels-scored-whole-paged", {**NARROW, "top_k": 3}, (300, 17, 64), queries=2, paged=True, scan_bytes=16384),
+    Case("branching-3-summary-leaf", {**NARROW, "start_width": 3, "top_k": 2, "branching": 3, "leaf_score": "summary"}),
+    Case("flat-scored-whole", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "summary"}, (130, 300), scan_bytes=16384),
+    Case("flat-filtered-lse", {**BASE, "top_k": 3, "levels": 1, "leaf_candidates": 2, "head_reduce": "lse"}),
+    Case("set-per-query-head", {**NARROW, "top_k": 2, "head_reduce": "none"}, (200, 33), queries=3),
+    Case("forced-in-budget-means-sum-lse", {**NARROW, "top_k": 5, "forced_in_budget": True, "bound_weight": 0.0,
+         "head_reduce": "sum_lse"}),
+    Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
+    Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
+         "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
+]  # fmt: skip
+LARGE = [
+    Case("256k", {**WIDE, "top_k": 32}, (262_144,), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
+    Case("mixed", {**WIDE, "top_k": 16}, (1, 63, 4096, 100_000), queries=4, heads=8, kv_heads=2, head_dim=128, head_dim_v=128,
+         block_size=64, paged=True),
+    Case("wide-start", {**WIDE, "top_k": 32, "start_width": 2048}, (131_072, 70_001), heads=16, kv_heads=4, head_dim=128,
+         head_dim_v=128, block_size=64),
+    Case("flat", {**WIDE, "levels": 1, "leaf_score": "summary"}, (200_000,), heads=8, kv_heads=2, head_dim=64, head_dim_v=64,
+         block_size=32),
+    Case("head-dim-256", {**WIDE, "beam": 2}, (50_000, 9), queries=16, heads=4, kv_heads=1, head_dim=256, head_dim_v=256,
+         block_size=64),
+]  # fmt: skip
+
+
+def named(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
+
+
+def drawn(case: Case, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, none of them contiguous in all dimensions."""
+    torch.manual_seed(0)
+    batch, keys = len(case.lengths), max(case.lengths)
+    q = torch.randn(batch, case.queries, case.heads, case.head_dim, device=device).to(dtype).transpose(1, 2)
+    k = torch.randn(batch, keys, case.kv_heads, case.head_dim, device=device).to(dtype).transpose(1, 2)
+    return q, k, torch.randn(batch, case.kv_heads, keys, case.head_dim_v, device=device).to(dtype)
+
+
+def empty(case: Case, dtype: torch.dtype, device: str) -> CacheStore:
+    """A cache that holds NaN where nothing is written, with its pages in no order."""
+    rules, batch, max_len = WalkRules(**case.rules), len(case.lengths), max(case.lengths) + case.room
+    blocks = -(-max_len // case.block_size)
+    pages = batch * blocks if case.paged else None
+    dims = (case.head_dim, case.head_dim_v)
+    sizes = CacheSizes.of(batch, case.kv_heads, dims, max_len, case.block_size, rules, pages)
+    store = CacheStore.empty(sizes, dtype, torch.device(device))
+    for tensor in (store.k, store.v, store.nodes, store.stats):
+        tensor.fill_(torch.nan)
+    if store.pages is not None:
+        store.pages.copy_(torch.randperm(batch * blocks).view(batch, -1))
+    return store
+
+
+def check_step(case: Case, dtype: torch.dtype, device: str) -> float:
+    """Share of lists that differ from the twin's on one cache; outputs must agree under the kernel's own lists."""
+    from pyramidbench.kernels.decode_call import decode_gap
+    from pyramidbench.kernels.decode_step import step
+
+    q, k, v = drawn(case, dtype, device)
+    store, rules, scale = empty(case, dtype, device), WalkRules(**case.rules), case.head_dim**-0.5
+    assert decode_gap(store.sizes, rules, str(dtype).removeprefix("torch.")) is None
+    append_reference(store, k, v, [0] * len(case.lengths), list(case.lengths))
+    twin = choose_reference(q, store, rules, scale)
+    output, lists = step(q, store, rules, scale)
+    assert (lists.shape, lists.dtype) == (twin.shape, twin.dtype)
+    expected = attend_reference(q, store, lists, scale).double()
+    allowed = 4 * torch.finfo(dtype).eps * float(expected.abs().max()) + 1e-6
+    assert bool(((output.double() - expected).abs() <= allowed).all())
+    return float((lists != twin).any(-1).double().mean())
+
+
+def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, ...], cut: int | None = None) -> None:
+    """A cache that grew by `parts` tokens at a time, and was cut, against the kernels that build a pyramid: bit for bit."""
+    from pyramidbench.kernels.decode_append import append, refresh_ends
+    from pyramidbench.kernels.pyramid_build import build
+
+    _, k, v = drawn(case, dtype, device)
+    store, length = empty(case, dtype, device), 0
+    for count in parts:
+        append(store, k[:, :, length : length + count], v[:, :, length : length + count], None, None)
+        length += count
+    if cut is not None:
+        store.lengths.fill_(cut)
+        refresh_ends(store)
+        length = cut
+    assert int(store.full) == 0
+    assert store.lengths.unique().tolist() == [length]
+    sizes = store.sizes
+    built = build(
+        k[:, :, :length], block_size=case.block_size, branching=sizes.branching, levels=sizes.levels,
+        bound_weight=sizes.bound_weight,
+    )  # fmt: skip
+    for level in range(sizes.levels):
+        place = slice(sizes.offsets[level], sizes.offsets[level] + built.size(level))
+        assert torch.equal(store.nodes[:, :, place], built.at(level)), f"level {level}"
+    for sequence in range(len(case.lengths)):
+        assert torch.equal(store.rows_of(store.k, sequence, 0, length), k[sequence, :, :length])
+        assert torch.equal(store.rows_of(store.v, sequence, 0, length), v[sequence, :, :length])
+
+
+@named(SMALL)
+def test_step(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyramidbench.kernels import decode_call
+
+    if case.scan_bytes is not None:
+        monkeypatch.setattr(decode_call, "SCAN_BYTES", case.scan_bytes)
+    assert check_step(case, torch.float32, device) == 0
+
+
+@named(SMALL[:2])
+def test_step_in_half(case: Case, device: str) -> None:
+    assert check_step(case, torch.float16, device) == 0
+
+
+@pytest.mark.parametrize(("scan_bytes", "long_start"), [(0, 1000), (0, 2), (2000, 1000)])
+def test_step_with_levels_gathered_and_scored_whole(
+    scan_bytes: int, long_start: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyramidbench.kernels import decode_call
+
+    monkeypatch.setattr(decode_call, "SCAN_BYTES", scan_bytes)
+    monkeypatch.setattr(decode_call, "LONG_START", long_start)
+    assert check_step(Case("", {**NARROW, "top_k": 2}, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
+
+
+@pytest.mark.parametrize("programs", [1, 1000])
+def test_step_split_and_whole(programs: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyramidbench.kernels import decode_attend
+
+    monkeypatch.setattr(decode_attend, "PROGRAMS_PER_SM", programs)
+    assert check_step(Case("", {**NARROW, "top_k": 3}, (100, 5)), torch.float32, device) == 0
+
+
+FULL = {**BASE, "top_k": 2, "levels": "full"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "parts", "cut"),
+    [
+        pytest.param(FULL, (1,) * 18, None, id="token-by-token"),
+        pytest.param(FULL, (100, 1, 28, 1, 16, 3), 96, id="prompts-chunks-and-a-cut"),
+        pytest.param({**FULL, "branching": 3, "bound_weight": 0.0}, (50, 14, 16), 65, id="branching-3-means"),
+    ],
+)
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_append(rules: dict[str, Any], parts: tuple[int, ...], cut: int | None, paged: bool, device: str) -> None:
+    check_append(Case("", rules, (sum(parts),), paged=paged), torch.float16, device, parts, cut)
+
+
+def test_a_full_cache_stays_as_it_is(device: str) -> None:
+    from pyramidbench.kernels.decode_append import append
+
+    case = Case("", FULL, (40,), room=0)
+    _, k, v = drawn(case, torch.float32, device)
+    store = empty(case, torch.float32, device)
+    append(store, k, v, None, None)
+    before = [tensor.clone() for tensor in (store.k, store.v, store.nodes, store.stats, store.lengths)]
+    append(store, k[:, :, :1], v[:, :, :1], None, None)
+    assert int(store.full) == 1
+    after = (store.k, store.v, store.nodes, store.stats, store.lengths)
+    assert all(torch.equal(x.nan_to_num(7), y.nan_to_num(7)) for x, y in zip(before, after))
+
+
+@pytest.mark.gpu
+@named(LARGE)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_step_large(case: Case, dtype: torch.dtype, device: str) -> None:
+    # A near-tie that the order of a sum decides may swap a block.
+    assert check_step(case, dtype, device) <= 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_append_large(dtype: torch.dtype, device: str) -> None:
+    case = Case("", WIDE, (70_000,), head_dim=128, head_dim_v=128, block_size=64)
+    check_append(case, dtype, device, (65_000, 1, 1, 64, 1, 63, 1, 4869), 65_063)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("queries", [1, 4])
+def test_one_graph_serves_a_growing_cache(queries: int, device: str) -> None:
+    """Captured once at 300 tokens and replayed past several level boundaries, as an eager cache does; then it is full."""
+    import pyramidbench as pb
+
+    sizes: dict[str, Any] = {"dtype": torch.bfloat16, "device": device, "block_size": 16, "top_k": 4, "start_width": 4}
+    torch.manual_seed(0)
+    k, v, q = (torch.randn(2, heads, 1400, 64, device=device).bfloat16() for heads in (2, 2, 8))
+    replayed, eager = (pb.PyramidCache(2, 2, 64, 1200, paged=True, **sizes) for _ in range(2))
+    for cache in (replayed, eager):
+        cache.append(k[:, :, :300], v[:, :, :300])
+    new = [x[:, :, :queries].clone() for x in (k, v, q)]
+    replayed.append(new[0], new[1])
+    replayed.attend(new[2])
+    replayed.truncate(300)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed.append(new[0], new[1])
+        output, lists = replayed.attend(new[2]), replayed.select(new[2])
+    replayed.reserve(900)
+    for start in range(300, 1200, queries):
+        part = [x[:, :, start : start + queries] for x in (k, v, q)]
+        for buffer, value in zip(new, part):
+            buffer.copy_(value)
+        graph.replay()
+        eager.append(part[0], part[1])
+        assert torch.equal(lists, eager.select(part[2])), start
+        assert torch.equal(output, eager.attend(part[2])), start
+    assert replayed.lengths.tolist() == [1200, 1200]
+    graph.replay()
+    with pytest.raises(UserError, match="a replayed append found no room"):
+        replayed.check()
+    assert replayed.lengths.tolist() == [1200, 1200]
