@@ -152,6 +152,14 @@ class BlockMethod(Method):
         """Levels of the search, the block level included: 1 for a single pass or none."""
         return 1
 
+    def own_top_k(self, shared: int, problem: Problem) -> int:  # noqa: ARG002 - differs where a rule counts otherwise
+        """This method's `top_k` for a budget of `shared` ranked blocks beside the sink and local blocks that all keep."""
+        return shared
+
+    def shared_top_k(self, problem: Problem) -> int:  # noqa: ARG002
+        """The budget that `top_k` comes to in the terms that all methods share: the inverse of `own_top_k`."""
+        return self.top_k
+
     @property
     def adaptive(self) -> bool:
         """Whether each tile keeps as many blocks as it needs (Top-p) and `top_k` has no part in it."""

@@ -145,7 +145,7 @@ def groups(setting: Setting) -> Iterator[Group]:
     for length, here in rows.groupby("seq_len_kv"):
         dense = here[here["query_tile"].isna()].sort_values("latency_s")
         chosen = here[here["query_tile"].notna()].sort_values("mass_kept", ascending=False)
-        parts = [part for _, part in chosen.groupby(["query_tile", "top_k"])] or [chosen]
+        parts = [part for _, part in chosen.groupby(["query_tile", "top_k"], dropna=False)] or [chosen]
         for part in parts:
             yield Group(float(str(length)), rows_of(pd.concat([dense, part])))
 
