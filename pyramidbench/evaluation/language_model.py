@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,9 @@ class LanguageModel:
         self.source, self.network, self.tokenizer, self.device = source, network, tokenizer, device
         config = network.config.get_text_config()
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
+        # Newer versions of transformers call the cached keys and values `cache`.
+        accepted = inspect.signature(network.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
         self._prefix: tuple[tuple[int, ...], Any] | None = None
 
     @classmethod
@@ -89,34 +93,33 @@ class LanguageModel:
     def generate(self, ids: Sequence[int], new_tokens: int) -> list[int]:
         """The likeliest next tokens, one after another with cached keys, up to an end-of-text token."""
         self.check_length(len(ids) + new_tokens)
-        step = self.network.base_model(input_ids=torch.tensor([list(ids)], device=self.device), use_cache=True)
         stops = self._stops()
+        states, cache = self._step(list(ids), None)
         made: list[int] = []
         while True:
-            token = int(self.network.lm_head(step.last_hidden_state[0, -1]).argmax())
+            token = int(self.network.lm_head(states[-1]).argmax())
             if token in stops:
                 return made
             made.append(token)
             if len(made) == new_tokens:
                 return made
-            step = self.network.base_model(
-                input_ids=torch.tensor([[token]], device=self.device), past_key_values=step.past_key_values
-            )
+            states, cache = self._step([token], cache)
 
     @torch.inference_mode()
     def judge(self, prefix: Sequence[int], middle: Sequence[int], continuation: Sequence[int]) -> Judged:
         """How likely `continuation` is after `prefix` and `middle`; the keys of the last prefix are kept for the next call."""
         self.check_length(len(prefix) + len(middle) + len(continuation))
-        tail = torch.tensor([[*middle, *continuation]], device=self.device)
-        past = self._cached(tuple(prefix))
-        states = self.network.base_model(input_ids=tail, past_key_values=past, use_cache=True).last_hidden_state[0]
-        asked = len(continuation)
-        rows = states[-asked - 1 : -1]
-        losses, greedy = self._losses(rows, tail[0, -asked:]), True
-        for start in range(0, asked, LOGIT_ROWS):
-            logits = self.network.lm_head(rows[start : start + LOGIT_ROWS])
-            greedy &= bool((logits.argmax(-1) == tail[0, -asked:][start : start + LOGIT_ROWS]).all())
-        return Judged(-float(losses.sum()), greedy)
+        states, _ = self._step([*middle, *continuation], self._cached(tuple(prefix)))
+        asked = torch.tensor(list(continuation), device=self.device)
+        logits = self.network.lm_head(states[-len(continuation) - 1 : -1]).double()
+        loss = torch.nn.functional.cross_entropy(logits, asked, reduction="sum")
+        return Judged(-float(loss), bool((logits.argmax(-1) == asked).all()))
+
+    def _step(self, ids: list[int], cache: Any) -> tuple[Tensor, Any]:
+        """Run some tokens on top of a cache: their last states [M, width], and the cache with them."""
+        tokens = torch.tensor([ids], device=self.device)
+        output = self.network.base_model(input_ids=tokens, use_cache=True, **{self._cache_name: cache})
+        return output.last_hidden_state[0], output[self._cache_name]
 
     def _cached(self, prefix: tuple[int, ...]) -> Any:
         """A copy of the prefix's keys and values, which the caller may extend; None for an empty prefix."""
@@ -124,8 +127,7 @@ class LanguageModel:
             return None
         if self._prefix is None or self._prefix[0] != prefix:
             self._prefix = None
-            step = self.network.base_model(input_ids=torch.tensor([prefix], device=self.device), use_cache=True)
-            self._prefix = (prefix, step.past_key_values)
+            self._prefix = (prefix, self._step(list(prefix), None)[1])
         return copy.deepcopy(self._prefix[1])
 
     def _losses(self, states: Tensor, targets: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import Literal, Protocol
 
 from pyramidbench.evaluation.language_model import LanguageModel
 from pyramidbench.texts import Passage
@@ -59,11 +59,16 @@ class Outcome:
 
 
 class Task(Protocol):
-    """One kind of question. `metric` names the score; `lower_is_better` says how to read it."""
+    """One kind of question. `metric` names the score."""
 
-    name: ClassVar[str]
-    group: ClassVar[Group]
-    metric: ClassVar[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def group(self) -> Group: ...
+
+    @property
+    def metric(self) -> str: ...
 
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
         """The samples, in rounds that an attention does in one go (they may share the start of their prompts).
