@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ def _runs(first: list[int], last: list[int], own: list[bool]) -> list[tuple[slic
         if own[start]:
             runs.append((slice(start, row), slice(first[start], last[row - 1] + 1)))
         start = row
-    if any(later[1].start < earlier[1].stop for earlier, later in zip(runs, runs[1:])):
+    if any(later[1].start < earlier[1].stop for earlier, later in pairwise(runs)):
         raise UserError(
             "the attention mask is a sliding window or chunks that overlap; sparse attention needs layers that see "
             "all earlier tokens of their sequence: list the others in dense_layers."

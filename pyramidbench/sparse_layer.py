@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from pyramidbench.errors import UserError
-from pyramidbench.method import BlockMethod, Method
+from pyramidbench.method import Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
-from pyramidbench.selection import BlockSelection, frozen, ranked_count
+from pyramidbench.selection import BlockSelection, frozen
 from pyramidbench.spans import Spans
 
 
@@ -99,32 +99,24 @@ class SparseLayer:
             )
         return output, Usage(dense_calls=1)
 
-    def _count(self, selection: BlockSelection | None, problem: Problem) -> Usage:
+    @staticmethod
+    def _count(selection: BlockSelection | None, problem: Problem) -> Usage:
         if selection is None:
             return Usage(dense_calls=1)
         tiling, batch = selection.tiling, problem.batch
-        visible = batch * tiling.visible_pairs()
-        pairs = batch * float(selection.pairs().double().mean())
-        tile = torch.arange(tiling.tiles)
-        rows = tiling.last_position(tile) - tiling.first_position(tile) + 1
-        chosen = self._has_choice(tile, problem) if isinstance(self.method, BlockMethod) else rows < 0
+        tile = torch.arange(tiling.tiles, device=selection.counts.device)
+        first, last = tiling.first_position(tile), tiling.last_position(tile)
+        # What is listed is short of what is visible exactly where there was more to choose from than could be kept.
+        visible = torch.div(last, tiling.block_size, rounding_mode="floor") + 1
+        chosen = selection.counts.amin(1) < visible
         return Usage(
             sparse_calls=1,
             tiles=batch * tiling.tiles,
-            tiles_with_choice=batch * int(chosen.sum()),
+            tiles_with_choice=int(chosen.sum()),
             queries=batch * problem.seq_len_q,
-            queries_with_choice=batch * int(rows[chosen].sum()),
-            pairs=pairs,
-            visible_pairs=visible,
-        )
-
-    def _has_choice(self, tile: Tensor, problem: Problem) -> Tensor:
-        """Tiles with more blocks to choose from than the method keeps by rank, bool [T]."""
-        method = self.method
-        assert isinstance(method, BlockMethod)
-        forced = method.tiling(problem).forced(tile, method.sinks(problem), method.locals(problem))
-        return method.tiling(problem).eligible(tile, forced) > ranked_count(
-            method.top_k, forced, method.forced_in_budget
+            queries_with_choice=int((chosen * (last - first + 1)).sum()),
+            pairs=batch * float(selection.pairs().double().mean()),
+            visible_pairs=batch * tiling.visible_pairs(),
         )
 
 

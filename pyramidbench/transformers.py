@@ -24,8 +24,8 @@ from pyramidbench.errors import UserError
 from pyramidbench.model_files import import_transformers
 from pyramidbench.recorder import NOT_PLAIN
 from pyramidbench.registry import method_names, preset_names, split_spec
-from pyramidbench.sparse_layer import SparseLayer, Usage, sparse_layer
 from pyramidbench.spans import Spans
+from pyramidbench.sparse_layer import SparseLayer, Usage, sparse_layer
 
 __all__ = ["Usage", "register", "reset_usage", "usage", "use"]
 

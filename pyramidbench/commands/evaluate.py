@@ -21,7 +21,9 @@ def evaluate(
     keep_of: Annotated[
         str, Option(help="tokens that a share is of, however long the prompt", rich_help_panel="Budget")
     ] = "8k",
-    query_tile: Annotated[int | None, Option(min=1, help="queries that share a set; the method's own without it")] = None,
+    query_tile: Annotated[
+        int | None, Option(min=1, help="queries that share a set; the method's own without it")
+    ] = None,
     dense_layers: Annotated[Text, Option(help="layers that keep dense attention, as 0,1")] = None,
     length: Annotated[str, Option(help="lengths of texts and prompts in tokens: 1k..8k")] = "2k",
     depths: Annotated[int, Option(min=1, help="depths of a needle, evenly spaced from start to end")] = 5,

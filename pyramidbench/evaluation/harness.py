@@ -98,7 +98,9 @@ class HarnessTask:
             with redirect_stderr(io.StringIO()):
                 self.task.build_all_requests(samples=[sample.index])
         except (ValueError, AssertionError, IndexError) as error:
-            raise UserError(f"{self.name} cannot make {shots} worked examples: {' '.join(str(error).split())}.") from None
+            raise UserError(
+                f"{self.name} cannot make {shots} worked examples: {' '.join(str(error).split())}."
+            ) from None
 
     def _manager(self) -> Any:
         try:

@@ -1,5 +1,6 @@
-"""The folder of an evaluation: manifest.json, device.json, and samples.jsonl, where each finished sample is safe before the next.
+"""The folder of an evaluation: manifest.json, device.json, and samples.jsonl, one finished sample a line.
 
+A sample is safe on disk before the next one starts.
 results.parquet and results.csv are made from samples.jsonl when a run ends, and whenever it is loaded and exported.
 """
 
@@ -42,7 +43,9 @@ class EvaluationManifest(BaseModel):
 class Evaluation:
     """An evaluation on disk: `path`, `manifest`, `device`, `records`, and all of it as `frame`."""
 
-    def __init__(self, path: Path, manifest: EvaluationManifest, device: Device, records: list[EvaluationRecord]) -> None:
+    def __init__(
+        self, path: Path, manifest: EvaluationManifest, device: Device, records: list[EvaluationRecord]
+    ) -> None:
         self.path, self.manifest, self.device, self.records = path, manifest, device, tuple(records)
 
     @cached_property
@@ -69,7 +72,9 @@ def load_evaluation(path: str | Path) -> Evaluation:
     """
     folder = Path(path)
     if not (folder / "manifest.json").is_file():
-        raise UserError(f"'{folder}' is no evaluation: it has no manifest.json. Give the folder that was named at its end.")
+        raise UserError(
+            f"'{folder}' is no evaluation: it has no manifest.json. Give the folder that was named at its end."
+        )
     try:
         manifest = EvaluationManifest.model_validate_json((folder / "manifest.json").read_bytes())
         device = Device.model_validate_json((folder / "device.json").read_bytes())
@@ -105,7 +110,9 @@ class Journal:
         if (self.folder / "manifest.json").exists():
             before = load_evaluation(self.folder).manifest
             if (before.model, before.settings, before.texts) != (manifest.model, manifest.settings, manifest.texts):
-                raise UserError(f"'{self.folder}' holds another evaluation. Give another --out, or --fresh to start over.")
+                raise UserError(
+                    f"'{self.folder}' holds another evaluation. Give another --out, or --fresh to start over."
+                )
             _drop_torn_line(path)
         else:
             write_whole(self.folder / "device.json", device.model_dump_json(indent=1))

@@ -67,7 +67,8 @@ def _letters(text: str, question: str) -> Iterator[Choice]:
 def _winogrande(text: str, question: str) -> Iterator[Choice]:
     """Pairs of sentences with a blank: the two answers are each other's wrong choice; what follows the blank is judged."""
     pattern = re.compile(
-        r"Sentence 1: (.+?)\s*\n?\s*Answer ?1: (.+?)\.?\s*\n?\s*Sentence 2: (.+?)\s*\n?\s*Answer ?2: (.+?)\.?\s*$", re.DOTALL
+        r"Sentence 1: (.+?)\s*\n?\s*Answer ?1: (.+?)\.?\s*\n?\s*Sentence 2: (.+?)\s*\n?\s*Answer ?2: (.+?)\.?\s*$",
+        re.DOTALL,
     )
     for example in json.loads(text)["examples"]:
         found = pattern.search(example["target"][0])

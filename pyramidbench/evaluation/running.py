@@ -55,7 +55,12 @@ def identity(step: Step, source: ModelSource, texts: dict[str, str]) -> str:
 
 
 def evaluate(
-    model: LanguageModel, tasks: tuple[Task, ...], attentions: tuple[Attention, ...], asked: Asked, folder: Path, say: Say
+    model: LanguageModel,
+    tasks: tuple[Task, ...],
+    attentions: tuple[Attention, ...],
+    asked: Asked,
+    folder: Path,
+    say: Say,
 ) -> Evaluation:
     """Measure what `folder` does not hold yet, and return all of it.
 

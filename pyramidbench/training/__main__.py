@@ -1,7 +1,7 @@
 """`python -m pyramidbench.training`: prepare a corpus, then train and probe all arms in one go.
 
-    python -m pyramidbench.training prepare .model/data/corpus.safetensors
-    python -m pyramidbench.training run .model/data/corpus.safetensors --out OUT --minutes 1.5
+python -m pyramidbench.training prepare .model/data/corpus.safetensors
+python -m pyramidbench.training run .model/data/corpus.safetensors --out OUT --minutes 1.5
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def run(
     path: CorpusPath,
     out: Annotated[Path, Option(help="folder of checkpoints and CSVs; the same command goes on there")],
     arms: Annotated[str, Option(help="method:seed, in this order")] = DEFAULT_ARMS,
-    minutes: Annotated[float, Option(help="time that the slowest arm may train for; it decides the steps of all")] = 1.5,
+    minutes: Annotated[
+        float, Option(help="time that the slowest arm may train for; it decides the steps of all")
+    ] = 1.5,
     steps: Annotated[int | None, Option(min=1, help="steps of each arm, instead of a time")] = None,
     batch: Annotated[int, Option(min=2, help="windows in a step")] = 8,
     length: Annotated[int, Option(min=1024, help="tokens of a window")] = 4096,
@@ -69,7 +71,13 @@ def run(
 
 
 def _steps(
-    out: Path, arms: tuple[Arm, ...], recipe: Recipe, text: Corpus, device: torch.device, steps: int | None, seconds: float
+    out: Path,
+    arms: tuple[Arm, ...],
+    recipe: Recipe,
+    text: Corpus,
+    device: torch.device,
+    steps: int | None,
+    seconds: float,
 ) -> int:
     """The steps of every arm: those that were decided before in this folder, those asked for, or what the time allows.
 

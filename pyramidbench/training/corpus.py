@@ -63,7 +63,9 @@ def load(path: Path) -> Corpus:
         UserError: no such file, or no corpus.
     """
     if not path.is_file():
-        raise UserError(f"corpus '{path}' does not exist; make it with `python -m pyramidbench.training prepare {path}`.")
+        raise UserError(
+            f"corpus '{path}' does not exist; make it with `python -m pyramidbench.training prepare {path}`."
+        )
     try:
         with safe_open(path, framework="pt") as file:
             train, held_out = file.get_tensor("train").long(), file.get_tensor("held_out").long()

@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Recipe:
     steps: int
     batch: int = 8
     length: int = 4096
-    size: Size = Size()
+    size: Size = field(default_factory=Size)
     tiny: int = 1
 
 

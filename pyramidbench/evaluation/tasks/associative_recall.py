@@ -31,7 +31,7 @@ class AssociativeRecall:
             for index in range(asked.samples):
                 yield tuple(Sample(self.name, index, asked.seed, length, depth) for depth in asked.depths)
 
-    def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:
+    def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:  # noqa: ARG002 - the protocol's
         assert sample.length is not None
         assert sample.depth is not None
         told = prompts("associative_recall")

@@ -65,5 +65,7 @@ class CommonWords:
 def _words(text: Passage) -> list[str]:
     words = sorted(set(re.findall(r"\b[a-z]{4,9}\b", text.text)))
     if len(words) < 1000:
-        raise UserError(f"text '{text.label}' has {len(words)} different words, and 1000 are needed; give a longer one.")
+        raise UserError(
+            f"text '{text.label}' has {len(words)} different words, and 1000 are needed; give a longer one."
+        )
     return words

@@ -31,7 +31,9 @@ class Commonsense:
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
         questions = read_questions(self.name)
         if asked.samples > len(questions) // 2:
-            raise UserError(f"{self.name} has {len(questions)} questions; ask for at most {len(questions) // 2} samples.")
+            raise UserError(
+                f"{self.name} has {len(questions)} questions; ask for at most {len(questions) // 2} samples."
+            )
         for shots in asked.shots:
             yield tuple(Sample(self.name, index, asked.seed, shots=shots) for index in range(asked.samples))
 

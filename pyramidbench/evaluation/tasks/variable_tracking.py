@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import ClassVar
 
 from pyramidbench.evaluation.haystack import Needle, Question, ask, hidden_in
@@ -33,7 +34,7 @@ class VariableTracking:
         told, rng = prompts("retrieval")[self.name], draws(sample)
         names, (value,) = _names(rng, 1 + told["hops"]), numbers(rng, 1, digits=5)
         lines = [told["first"].format(name=names[0], value=value)]
-        lines += [told["further"].format(name=name, earlier=earlier) for earlier, name in zip(names, names[1:])]
+        lines += [told["further"].format(name=name, earlier=earlier) for earlier, name in pairwise(names)]
         needles = [Needle(line, (number + rng.random()) / len(lines)) for number, line in enumerate(lines)]
         question = Question(
             told["instruction"],
