@@ -110,7 +110,7 @@ def _positions(frame: pd.DataFrame) -> Drawn:
         axes.set_xlabel("position, 1 024 tokens")
         axes.set_ylabel("loss − dense, nats")
     handles = {
-        line.get_label(): line for axes in canvas.axes for line in axes.get_lines() if line.get_label()[0] != "_"
+        line.get_label(): line for axes in canvas.axes for line in axes.get_lines() if str(line.get_label())[0] != "_"
     }
     canvas.legend(
         handles.values(), [str(name) for name in handles], loc="outside right upper", frameon=False, fontsize=9

@@ -13,7 +13,7 @@ NEW_TOKENS = 256
 """What a task gets that names no limit of its own."""
 
 
-class HarnessModel(LM):
+class HarnessModel(LM):  # type: ignore[misc]  # lm-eval has no types
     """lm-eval's three requests, answered by a LanguageModel with the attention that is in force.
 
     To use lm-eval itself: `lm_eval.simple_evaluate(model=HarnessModel(model), tasks=[…])` after `model.use(attention)`.

@@ -92,20 +92,22 @@ def _measured(step: Step, cell: str, asked: Asked, model: LanguageModel, device:
     outcome: Outcome = step.task.measure(step.sample, asked, model)
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
+    seconds = time.perf_counter() - started
     used = attention_interface.usage() - before
     made = step.attention.made
     if made.kind != "dense" and not used.sparse_calls:
         raise UserError(f"method '{step.attention.method}' never ran in this model: it has no layer that it reaches.")
     blocks = made if isinstance(made, BlockMethod) else None
-    return EvaluationRecord(
-        cell=cell, status="ok", task=step.task.name, group=step.task.group, metric=step.task.metric,
-        model=model.source.name, device=device, method=step.attention.method, kind=made.kind,
-        budget=step.attention.budget, top_k=None if blocks is None else blocks.top_k,
-        query_tile=None if blocks is None else blocks.query_tile, parameters=step.attention.parameters,
-        dense_layers=",".join(map(str, step.attention.dense_layers)) or None,
-        **_asked_of(step.sample), **_came_to(outcome), choice_share=used.choice_share, density=used.density,
-        sparse_calls=used.sparse_calls, dense_calls=used.dense_calls, seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    values: dict[str, object] = {
+        "cell": cell, "status": "ok", "task": step.task.name, "group": step.task.group, "metric": step.task.metric,
+        "model": model.source.name, "device": device, "method": step.attention.method, "kind": made.kind,
+        "budget": step.attention.budget, "top_k": None if blocks is None else blocks.top_k,
+        "query_tile": None if blocks is None else blocks.query_tile, "parameters": step.attention.parameters,
+        "dense_layers": ",".join(map(str, step.attention.dense_layers)) or None,
+        **_asked_of(step.sample), **_came_to(outcome), "choice_share": used.choice_share, "density": used.density,
+        "sparse_calls": used.sparse_calls, "dense_calls": used.dense_calls, "seconds": seconds,
+    }  # fmt: skip
+    return EvaluationRecord.model_validate(values)
 
 
 def _asked_of(sample: Sample) -> dict[str, object]:

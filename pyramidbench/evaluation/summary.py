@@ -79,18 +79,14 @@ def by_position(frame: pd.DataFrame) -> pd.DataFrame:
     if not rows:
         return pd.DataFrame(columns=[*WHERE, *ATTENTION, "position", "loss", "difference"])
     long = pd.DataFrame(rows)
-    dense = long[long["method"] == "dense"].set_index([*SAME_SAMPLE, "position"])["loss"].to_dict()
-    keys = list(long[[*SAME_SAMPLE, "position"]].itertuples(index=False, name=None))
-    known = {_plain(key): loss for key, loss in dense.items()}
-    long["difference"] = [
-        loss - known[_plain(key)] if _plain(key) in known else math.nan for key, loss in zip(keys, long["loss"])
-    ]
+    dense = {_at(row): row["loss"] for row in rows if row["method"] == "dense"}
+    long["difference"] = [row["loss"] - dense.get(_at(row), math.nan) for row in rows]
     groups = [*WHERE, *ATTENTION, "position"]
     return long.groupby(groups, dropna=False, sort=False)[["loss", "difference"]].mean().reset_index()
 
 
-def _plain(key: tuple[Any, ...]) -> tuple[object, ...]:
-    return tuple(None if is_missing(value) else value for value in key)
+def _at(row: dict[Any, Any]) -> tuple[object, ...]:
+    return (*_key(row), row["position"])
 
 
 def heat_map(frame: pd.DataFrame, task: str, method: str, budget: str | None) -> pd.DataFrame:

@@ -41,6 +41,7 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(size.width)
         self.apply(_initialise)
         for layer in self.layers:
+            assert isinstance(layer, Layer)
             for last in (layer.out, layer.down):
                 nn.init.normal_(last.weight, std=0.02 / (2 * size.layers) ** 0.5)
 

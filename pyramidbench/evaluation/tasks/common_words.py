@@ -57,7 +57,7 @@ class CommonWords:
             prompt = framed("\n".join(f"{n}. {word}" for n, word in enumerate(listed, 1)), question, model)
             if len(prompt) <= room:
                 return ask(question, prompt, model)
-            entries -= max(1, (len(prompt) - room) // 8)
+            entries = min(entries - 1, entries * room // len(prompt))
         raise UserError(f"a prompt of {sample.length} tokens has no room for a list of words; ask for a longer one.")
 
 
