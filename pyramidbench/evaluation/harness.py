@@ -6,7 +6,7 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ class HarnessTask:
         Raises:
             UserError: lm-eval is missing, has no such task, or cannot get the task's data.
         """
-        manager = self._manager()
+        manager = _manager(self.folder, self.harness_name)
         if self.harness_name not in manager.all_subtasks:
             raise unknown("task of lm-eval", self.harness_name, _near(self.harness_name, manager.all_subtasks))
         try:
@@ -102,13 +102,21 @@ class HarnessTask:
                 f"{self.name} cannot make {shots} worked examples: {' '.join(str(error).split())}."
             ) from None
 
-    def _manager(self) -> Any:
-        try:
-            from lm_eval.tasks import TaskManager
-        except ImportError:
-            raise UserError("tasks of lm-eval need the package lm-eval: pip install 'pyramidbench[hf]'.") from None
-        logging.getLogger("lm_eval").setLevel(logging.ERROR)
-        return TaskManager(include_path=None if self.folder is None else str(self.folder))
+
+@cache
+def _manager(folder: Path | None, name: str) -> Any:
+    """lm-eval's index of tasks: the user's folder alone where it has the task, since that of all takes seconds to read."""
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise UserError("tasks of lm-eval need the package lm-eval: pip install 'pyramidbench[hf]'.") from None
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if folder is None:
+        return TaskManager()
+    if not folder.is_dir():
+        raise UserError(f"--task-path '{folder}' is not a folder; give one with YAML tasks of lm-eval.")
+    own = TaskManager(include_path=str(folder), include_defaults=False)
+    return own if name in own.all_subtasks else TaskManager(include_path=str(folder))
 
 
 def _near(name: str, names: list[str]) -> list[str]:

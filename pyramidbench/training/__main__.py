@@ -51,23 +51,36 @@ def run(
     steps: Annotated[int | None, Option(min=1, help="steps of each arm, instead of a time")] = None,
     batch: Annotated[int, Option(min=2, help="windows in a step")] = 8,
     length: Annotated[int, Option(min=1024, help="tokens of a window")] = 4096,
+    checkpoints: Annotated[Path | None, Option(help="folder of the checkpoints, 170 MB an arm; --out without it")] = None,
     tiny: Annotated[bool, Option(hidden=True, help="a decoder and blocks small enough for tests")] = False,
     device: Annotated[str, Option(help="auto, cpu or cuda")] = "auto",
 ) -> None:
     """Train every arm from the same weights on the same batches, as many steps each, and probe it."""
     chosen, place, text = parse_arms(arms), pick_device(device), corpora.load(path)
-    out.mkdir(parents=True, exist_ok=True)
+    for folder in (out, checkpoints or out):
+        folder.mkdir(parents=True, exist_ok=True)
     size = Size(layers=2, width=64, heads=2, kv_heads=1, head_dim=32, hidden=64) if tiny else Size()
     recipe = Recipe(1, batch, length, size, 4 if tiny else 1)
     recipe = replace(recipe, steps=_steps(out, chosen, recipe, text, place, steps, 60 * minutes))
     for arm in chosen:
-        training = Training(arm, recipe, out, place)
+        training = Training(arm, recipe, out, place, checkpoints)
         # Half as much again as was planned: an arm that is stopped goes on when the command is repeated.
         done = training.run(text, 90 * minutes if steps is None else float("inf"))
         _say(f"{arm.name}: step {training.step} of {recipe.steps} after {training.seconds:.0f} s of training")
         if done:
             probe_all(training.model.eval(), arm, training.step, text, recipe, place, out)
-    _say(f"CSVs and checkpoints: {out}")
+    _say(f"CSVs: {out}")
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, Argument(help="the --out of a training")],
+    out: Annotated[Path | None, Option(help="where the report goes; reports/<name of the folder> without it")] = None,
+) -> None:
+    """Write summary.md and figures of a training."""
+    from pyramidbench.training.drawing import write_training_report
+
+    _say(f"Report: {write_training_report(folder, out or Path('reports') / folder.resolve().name)}")
 
 
 def _steps(

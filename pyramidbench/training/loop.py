@@ -53,8 +53,12 @@ def loss_of(model: Decoder, tokens: Tensor, attend: Attend) -> Tensor:
 class Training:
     """One arm on the way: model, optimiser, and the steps that are done."""
 
-    def __init__(self, arm: Arm, recipe: Recipe, folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, arm: Arm, recipe: Recipe, folder: Path, device: torch.device, checkpoints: Path | None = None
+    ) -> None:
+        """folder: of the log; checkpoints: of the checkpoints, the same without it."""
         self.arm, self.recipe, self.folder, self.device = arm, recipe, folder, device
+        self.checkpoint = (checkpoints or folder) / f"{arm.name}.pt"
         torch.manual_seed(arm.seed)
         self.model = Decoder(recipe.size).to(device)
         self.attention = Attention(arm.method, device, recipe.tiny)
@@ -64,10 +68,6 @@ class Training:
         self.step, self.seconds = 0, 0.0
         if self.checkpoint.is_file():
             self._resume(torch.load(self.checkpoint, map_location=device, weights_only=True))
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / f"{self.arm.name}.pt"
 
     def run(self, corpus: Corpus, limit_s: float) -> bool:
         """Train until the last step, or for `limit_s` seconds; whether all steps are done. Saves at the end."""
