@@ -56,6 +56,10 @@ class Usage:
         return Usage(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
 
 
+class Unsupported(UserError):
+    """A method cannot do a model's attention on this machine; another one may."""
+
+
 @dataclass(frozen=True)
 class SparseLayer:
     """A method with its parameters, and the layers that keep dense attention: how many first ones, or which."""
@@ -79,12 +83,12 @@ class SparseLayer:
         """Causal attention by the method, [B, H, M, Dv]; the last query sees all keys.
 
         Raises:
-            UserError: the method cannot do this call.
+            Unsupported: the method cannot do this call.
         """
         problem = Problem.of(q, k, v, causal=True, scale=scale)
         gap = self.method.unavailable() or self.method.unsupported(problem)
         if gap is not None:
-            raise UserError(f"method '{self.method.name}' cannot do this model's attention: {gap}.")
+            raise Unsupported(f"method '{self.method.name}' cannot do this model's attention: {gap}.")
         with frozen(q.device):
             selection = self.method.select(q, k, problem)
         return self.method.attend(q, k, v, selection, problem), self._count(selection, problem)

@@ -160,13 +160,16 @@ def _check_plain(module: Any, dropout: float, others: dict[str, Any]) -> None:
 
 
 def _spans(
-    batch_size: int, q_length: int, kv_length: int, q_offset: int | Tensor = 0, kv_offset: int = 0,
+    batch_size: int, q_length: int = 0, kv_length: int = 0, q_offset: int | Tensor = 0, kv_offset: int = 0,
     mask_function: Any = None, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True,
-    device: torch.device | str = "cpu", local_size: int | None = None, **others: Any,
+    device: torch.device | str = "cpu", local_size: int | None = None, cache_position: Tensor | None = None,
+    **others: Any,
 ) -> Spans | None:  # fmt: skip
     """transformers' mask interface: None for plain causal attention over all keys, else what each query sees."""
     if others.get("use_vmap"):
         raise UserError("the model adds a mask of its own to the causal one; sparse attention cannot follow it.")
+    if cache_position is not None:  # what earlier versions give in place of q_length and q_offset
+        q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
     offset = int(q_offset) - kv_offset
     padding = _padding(attention_mask, kv_length, kv_offset)
     whole = padding is None or bool(padding.all())

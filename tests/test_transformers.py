@@ -131,7 +131,9 @@ def test_layers_that_keep_dense_attention(ids: Tensor, dense_layers: int | list[
 
 def test_every_name_is_registered_and_reads_the_model_s_config(ids: Tensor) -> None:
     names = sparse.register(top_k=1, block_size=8, query_tile=8)
-    assert {"pyramidbench:pyramid", "pyramidbench:flat", "pyramidbench:pyramid:paper", "pyramidbench:dense"} <= set(names)
+    assert {"pyramidbench:pyramid", "pyramidbench:flat", "pyramidbench:pyramid:paper", "pyramidbench:dense"} <= set(
+        names
+    )
     config = tiny().config
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="pyramidbench:pyramid").eval()
     model(ids)
@@ -165,7 +167,9 @@ def test_masks_of_the_caller(ids: Tensor) -> None:
     model = tiny()
     sparse.use(model, "pyramid", **FULL)
     causal = torch.ones(TOKENS, TOKENS).tril().bool()[None, None]
-    torch.testing.assert_close(model(ids[:1], attention_mask=causal).logits, model(ids[:1]).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model(ids[:1], attention_mask=causal).logits, model(ids[:1]).logits, rtol=1e-4, atol=1e-5
+    )
     holes = causal.clone()
     holes[..., 3] = False
     with pytest.raises(UserError, match="leaves out keys between visible ones"):

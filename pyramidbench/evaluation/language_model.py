@@ -16,6 +16,8 @@ from pyramidbench.errors import UserError
 from pyramidbench.evaluation.attention import Attention
 from pyramidbench.model_files import ModelSource, Say, find_model, load_model
 
+ODD_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings under which logits are no plain product with the output embedding, as they are computed here."""
 LOGIT_ROWS = 512
 """Rows of logits held at a time: 100 MB in fp32 at a vocabulary of 49 152."""
 
@@ -34,6 +36,10 @@ class LanguageModel:
     def __init__(self, source: ModelSource, network: Any, tokenizer: Any, device: torch.device) -> None:
         self.source, self.network, self.tokenizer, self.device = source, network, tokenizer, device
         config = network.config.get_text_config()
+        odd = [name for name in ODD_LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
+        if odd:
+            raise UserError(f"model {source.name} has {odd[0]}: its logits are no plain product; use another model.")
+        self._head = network.get_output_embeddings()
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
         # Newer versions of transformers call the cached keys and values `cache`.
         accepted = inspect.signature(network.base_model.forward).parameters
@@ -97,7 +103,7 @@ class LanguageModel:
         states, cache = self._step(list(ids), None)
         made: list[int] = []
         while True:
-            token = int(self.network.lm_head(states[-1]).argmax())
+            token = int(self._head(states[-1]).argmax())
             if token in stops:
                 return made
             made.append(token)
@@ -111,7 +117,7 @@ class LanguageModel:
         self.check_length(len(prefix) + len(middle) + len(continuation))
         states, _ = self._step([*middle, *continuation], self._cached(tuple(prefix)))
         asked = torch.tensor(list(continuation), device=self.device)
-        logits = self.network.lm_head(states[-len(continuation) - 1 : -1]).double()
+        logits = self._head(states[-len(continuation) - 1 : -1]).double()
         loss = torch.nn.functional.cross_entropy(logits, asked, reduction="sum")
         return Judged(-float(loss), bool((logits.argmax(-1) == asked).all()))
 
@@ -133,7 +139,7 @@ class LanguageModel:
     def _losses(self, states: Tensor, targets: Tensor) -> Tensor:
         parts = []
         for start in range(0, len(states), LOGIT_ROWS):
-            logits = self.network.lm_head(states[start : start + LOGIT_ROWS]).double()
+            logits = self._head(states[start : start + LOGIT_ROWS]).double()
             parts.append(
                 torch.nn.functional.cross_entropy(logits, targets[start : start + LOGIT_ROWS], reduction="none")
             )

@@ -18,16 +18,20 @@ from pyramidbench.evaluation.summary import MOSTLY_DENSE, summarise
 from pyramidbench.units import integer, is_missing, share, significant, tokens
 
 Row = dict[Any, Any]
+ROOMY = 130
+"""Characters of a terminal line from which all columns are shown."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its header, what it means, and how a row's value is written."""
+    """A column of the table: its header, what it means, and how a row's value is written. A narrow terminal has no room
+    for those that are `is_wide`."""
 
     header: str
     meaning: str
     write: Callable[[Row], str]
     is_text: bool = False
+    is_wide: bool = False
 
 
 def _score(row: Row) -> str:
@@ -55,28 +59,33 @@ def _at(row: Row) -> str:
 
 COLUMNS = (
     Column("task", "what was asked", lambda row: row["task"], True),
-    Column("text", "what the prompts are made of", lambda row: "–" if is_missing(row["text"]) else row["text"], True),
+    Column(
+        "text", "what the prompts are made of", lambda row: "–" if is_missing(row["text"]) else row["text"], True, True
+    ),
     Column("at", "length of the prompt, or tokens of worked examples (how many)", _at),
     Column("method", "attention", lambda row: row["method"], True),
     Column("K", "blocks kept by rank, besides those that are always kept", lambda row: integer(row["top_k"])),
     Column("n", "samples", lambda row: integer(row["samples"])),
     Column("score", "loss in nats per token, or the share that was right with its 95 % interval (Wilson)", _score),
     Column("− dense", "mean difference to dense attention on the same samples", _difference),
-    Column("some", "mean share of several answers that were right", lambda row: share(row["partial"])),
+    Column("some", "mean share of several answers that were right", lambda row: share(row["partial"]), is_wide=True),
     Column("choice", f"share of queries with more blocks than K; marked under {MOSTLY_DENSE:g}", _choice),
-    Column("density", "attended ÷ visible pairs", lambda row: share(row["density"])),
+    Column("density", "attended ÷ visible pairs", lambda row: share(row["density"]), is_wide=True),
     Column("s", "median wall time of a sample, seconds", lambda row: significant(row["seconds"])),
 )
 
 
 def show(console: Console, evaluation: Evaluation) -> None:
-    """Print the table."""
+    """Print the table, and a line for each reason why rows have no number."""
     table = Table(title="Evaluation")
-    for column in COLUMNS:
+    shown = [column for column in COLUMNS if not column.is_wide or console.width >= ROOMY]
+    for column in shown:
         table.add_column(column.header, justify="left" if column.is_text else "right")
     for row in _rows(evaluation.frame):
-        table.add_row(*(column.write(row) for column in COLUMNS))
+        table.add_row(*(column.write(row) for column in shown))
     console.print(table)
+    for line in _gaps(evaluation.frame):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def write_report(evaluation: Evaluation, folder: Path | None = None) -> Path:
@@ -100,6 +109,15 @@ def _rows(frame: pd.DataFrame) -> list[Row]:
     return summarise(frame).to_dict("records")
 
 
+def _gaps(frame: pd.DataFrame) -> list[str]:
+    """Why rows have no number, each reason once."""
+    lost = frame[frame["status"] != "ok"]
+    return [
+        f"{count} rows of {method}: {reason}"
+        for (method, reason), count in lost.groupby(["method", "reason"]).size().items()
+    ]
+
+
 def _summary(evaluation: Evaluation, pictures: dict[str, str]) -> str:
     manifest, rows = evaluation.manifest, _rows(evaluation.frame)
     done, planned = len(evaluation.records), len(manifest.cells)
@@ -109,7 +127,7 @@ def _summary(evaluation: Evaluation, pictures: dict[str, str]) -> str:
     lines += ["", "| " + " | ".join(column.header for column in COLUMNS) + " |"]
     lines += ["|" + "|".join(" --- " if column.is_text else " ---: " for column in COLUMNS) + "|"]
     lines += ["| " + " | ".join(column.write(row) for column in COLUMNS) + " |" for row in rows]
-    lines += ["", *(f"- {column.header}: {column.meaning}" for column in COLUMNS), ""]
+    lines += ["", *_gaps(evaluation.frame), *(f"- {column.header}: {column.meaning}" for column in COLUMNS), ""]
     lines += [
         f"- model: {manifest.model}, SHA-256 of its weights {manifest.model_sha256}",
         *(f"- text: {label}, SHA-256 {digest}" for label, digest in manifest.texts.items()),

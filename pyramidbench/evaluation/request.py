@@ -75,13 +75,19 @@ class EvaluationPlan:
         """
         request = self.request
         model = LanguageModel.load(request.model, request.gguf_file, pick_device(request.device), say)
-        for length in (*self.asked.lengths, *self.asked.shots):
+        for length in self._longest():
             model.check_length(length)
         folder = request.out or self._folder(model)
         kept = set_aside(folder) if request.fresh else None
         if kept is not None:
             say(f"the old evaluation is now {kept}")
         return evaluate(model, self.tasks, self.attentions, self.asked, folder, say)
+
+    def _longest(self) -> tuple[int, ...]:
+        """The lengths that the tasks will ask for."""
+        groups = {task.group for task in self.tasks}
+        lengths = self.asked.lengths if groups - {"commonsense"} else ()
+        return (*lengths, *(self.asked.shots if "commonsense" in groups else ()))
 
     def _folder(self, model: LanguageModel) -> Path:
         texts = {text.label: text.sha256 for text in self.asked.texts}

@@ -25,6 +25,7 @@ from pyramidbench.evaluation.record import EvaluationRecord
 from pyramidbench.evaluation.task import Asked, Outcome, Sample, Task
 from pyramidbench.method import BlockMethod
 from pyramidbench.model_files import ModelSource, Say
+from pyramidbench.sparse_layer import Unsupported
 
 
 @dataclass(frozen=True)
@@ -89,29 +90,36 @@ def evaluate(
 
 def _measured(step: Step, cell: str, asked: Asked, model: LanguageModel, device: str) -> EvaluationRecord:
     before, started = attention_interface.usage(), time.perf_counter()
-    outcome: Outcome = step.task.measure(step.sample, asked, model)
+    known = _known(step, cell, model, device)
+    try:
+        outcome: Outcome = step.task.measure(step.sample, asked, model)
+    except Unsupported as gap:
+        return EvaluationRecord.model_validate({**known, "status": "unsupported", "reason": str(gap)})
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
     seconds = time.perf_counter() - started
     used = attention_interface.usage() - before
-    made = step.attention.made
-    if made.kind != "dense" and not used.sparse_calls:
+    if known["kind"] != "dense" and not used.sparse_calls:
         raise UserError(f"method '{step.attention.method}' never ran in this model: it has no layer that it reaches.")
+    found = {
+        "status": "ok", "choice_share": used.choice_share, "density": used.density, "sparse_calls": used.sparse_calls,
+        "dense_calls": used.dense_calls, "seconds": seconds,
+    }  # fmt: skip
+    return EvaluationRecord.model_validate({**known, **_came_to(outcome), **found})
+
+
+def _known(step: Step, cell: str, model: LanguageModel, device: str) -> dict[str, object]:
+    """The columns that are known before the model is asked."""
+    made = step.attention.made
     blocks = made if isinstance(made, BlockMethod) else None
-    values: dict[str, object] = {
-        "cell": cell, "status": "ok", "task": step.task.name, "group": step.task.group, "metric": step.task.metric,
+    asked = {name: value for name, value in dataclasses.asdict(step.sample).items() if name != "task"}
+    return {
+        "cell": cell, "task": step.task.name, "group": step.task.group, "metric": step.task.metric,
         "model": model.source.name, "device": device, "method": step.attention.method, "kind": made.kind,
         "budget": step.attention.budget, "top_k": None if blocks is None else blocks.top_k,
         "query_tile": None if blocks is None else blocks.query_tile, "parameters": step.attention.parameters,
-        "dense_layers": ",".join(map(str, step.attention.dense_layers)) or None,
-        **_asked_of(step.sample), **_came_to(outcome), "choice_share": used.choice_share, "density": used.density,
-        "sparse_calls": used.sparse_calls, "dense_calls": used.dense_calls, "seconds": seconds,
+        "dense_layers": ",".join(map(str, step.attention.dense_layers)) or None, **asked,
     }  # fmt: skip
-    return EvaluationRecord.model_validate(values)
-
-
-def _asked_of(sample: Sample) -> dict[str, object]:
-    return {name: value for name, value in dataclasses.asdict(sample).items() if name != "task"}
 
 
 def _came_to(outcome: Outcome) -> dict[str, object]:
@@ -122,10 +130,8 @@ def _progress(number: int, total: int, record: EvaluationRecord) -> str:
     at = "" if record.length is None else f" {record.length}"
     depth = "" if record.depth is None else f" depth {record.depth:.2f}"
     budget = "" if record.budget is None else f" {record.budget}"
-    return (
-        f"[{number}/{total}] {record.task}{at}{depth} #{record.index} {record.method}{budget}: "
-        f"{record.score:.4f} in {record.seconds:.1f} s"
-    )
+    came_to = record.reason if record.score is None else f"{record.score:.4f} in {record.seconds:.1f} s"
+    return f"[{number}/{total}] {record.task}{at}{depth} #{record.index} {record.method}{budget}: {came_to}"
 
 
 def _manifest(

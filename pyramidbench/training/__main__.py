@@ -51,7 +51,9 @@ def run(
     steps: Annotated[int | None, Option(min=1, help="steps of each arm, instead of a time")] = None,
     batch: Annotated[int, Option(min=2, help="windows in a step")] = 8,
     length: Annotated[int, Option(min=1024, help="tokens of a window")] = 4096,
-    checkpoints: Annotated[Path | None, Option(help="folder of the checkpoints, 170 MB an arm; --out without it")] = None,
+    checkpoints: Annotated[
+        Path | None, Option(help="folder of the checkpoints, 170 MB an arm; --out without it")
+    ] = None,
     tiny: Annotated[bool, Option(hidden=True, help="a decoder and blocks small enough for tests")] = False,
     device: Annotated[str, Option(help="auto, cpu or cuda")] = "auto",
 ) -> None:

@@ -20,8 +20,8 @@ PAIRS = 32
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens: int64 [B, N + 1], inputs and targets shifted by one. For windows with pairs, else empty: where the last
-    value tokens stand, `asked` int64 [B, PAIRS], and where each pair stood before, `hidden` int64 [B, PAIRS]."""
+    """tokens: int64 [B, N + 1], inputs and targets shifted by one. The first R windows have pairs: where their last value
+    tokens stand, `asked` int64 [R, PAIRS], and where each pair stood before, `hidden` int64 [R, PAIRS]."""
 
     tokens: Tensor
     asked: Tensor
@@ -31,7 +31,7 @@ class Batch:
 def text_batch(tokens: Tensor, size: int, length: int, generator: torch.Generator) -> Batch:
     """`size` windows of plain text of length + 1 tokens, from places that the generator draws."""
     starts = torch.randint(len(tokens) - length, (size, 1), generator=generator)
-    none = torch.empty(size, 0, dtype=torch.int64)
+    none = torch.empty(0, PAIRS, dtype=torch.int64)
     return Batch(tokens[starts + torch.arange(length + 1)], none, none)
 
 
@@ -57,9 +57,8 @@ def pair_batch(tokens: Tensor, size: int, length: int, generator: torch.Generato
 
 
 def training_batch(tokens: Tensor, size: int, length: int, seed: int, step: int) -> Batch:
-    """The batch of a step, the same for every attention: half of it windows with pairs. Any step can be drawn alone."""
+    """The batch of a step, the same for every attention: its first half has pairs. Any step can be drawn alone."""
     generator = torch.Generator().manual_seed(1_000_003 * seed + step)
-    with_pairs = pair_batch(tokens, size // 2, length, generator).tokens
-    plain = text_batch(tokens, size - size // 2, length, generator).tokens
-    none = torch.empty(size, 0, dtype=torch.int64)
-    return Batch(torch.cat([with_pairs, plain]), none, none)
+    pairs = pair_batch(tokens, size // 2, length, generator)
+    plain = text_batch(tokens, size - size // 2, length, generator)
+    return Batch(torch.cat([pairs.tokens, plain.tokens]), pairs.asked, pairs.hidden)

@@ -25,7 +25,9 @@ def write_training_report(folder: Path, out: Path) -> Path:
     plan = folder / "plan.json"
     probed = sorted(folder.glob("*-evaluations.csv"))
     if not plan.is_file() or not probed:
-        raise UserError(f"'{folder}' holds no finished training; give the --out of `python -m pyramidbench.training run`.")
+        raise UserError(
+            f"'{folder}' holds no finished training; give the --out of `python -m pyramidbench.training run`."
+        )
     logs = pd.concat([pd.read_csv(folder / f"{path.stem.removesuffix('-evaluations')}.csv") for path in probed])
     probes = pd.concat(map(pd.read_csv, probed))
     out.mkdir(parents=True, exist_ok=True)
@@ -38,22 +40,25 @@ def write_training_report(folder: Path, out: Path) -> Path:
 
 def _curves(logs: pd.DataFrame, probes: pd.DataFrame) -> Figure:
     """Training loss over steps, and held-out loss by length, each arm with its own attention."""
-    canvas = Figure(figsize=(9, 3.4), layout="constrained")
-    steps, lengths = canvas.subplots(1, 2)
+    canvas = Figure(figsize=(11.5, 3.4), layout="constrained")
+    steps, pairs, lengths = canvas.subplots(1, 3)
     for (method, seed), rows in logs.groupby(["method", "seed"]):
         colour, _ = look(str(method))
-        smooth = rows["loss"].rolling(SMOOTHED_ROWS, min_periods=1).mean()
-        steps.plot(rows["step"], smooth, color=colour, ls="-" if seed == 0 else "--", lw=1.3, label=f"{method}, seed {seed}")
+        style = "-" if seed == 0 else "--"
+        for axes, column in ((steps, "loss"), (pairs, "pair_loss")):
+            smooth = rows[column].rolling(SMOOTHED_ROWS, min_periods=1).mean()
+            axes.plot(rows["step"], smooth, color=colour, ls=style, lw=1.3, label=f"{method}, seed {seed}")
     own = probes[(probes["used"] == probes["method"]) & (probes["what"] == "loss") & (probes["part"] == 0)]
     for (method, seed), rows in own.groupby(["method", "seed"]):
         colour, marker = look(str(method))
         lengths.plot(rows["length"], rows["value"], color=colour, marker=marker, ls="-" if seed == 0 else "--")
-    steps.set(xlabel="step", ylabel="training loss, nats (text and pairs)")
-    steps.set_ylim(top=float(logs.groupby(["method", "seed"])["loss"].nth(len(logs) // 40).max()) + 0.5)
+    steps.set(xlabel="step", ylabel="training loss, nats per token")
+    pairs.set(xlabel="step", ylabel="loss of asked values, nats")
+    steps.set_ylim(top=float(logs["loss"].quantile(0.9)) + 0.3)
     lengths.set_xscale("log", base=2)
     ticks = sorted(own["length"].unique())
     lengths.set_xticks(ticks, [tokens(int(tick)) for tick in ticks])
-    lengths.set(xlabel="window (trained at half the longest)", ylabel="held-out loss, nats per token")
+    lengths.set(xlabel="window (trained: half the longest)", ylabel="held-out loss, nats per token")
     canvas.legend(*steps.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
     return canvas
 
@@ -68,7 +73,9 @@ def _pairs(probes: pd.DataFrame) -> Figure:
         for (method, seed), rows in own[own["length"] == length].groupby(["method", "seed"]):
             colour, marker = look(str(method))
             style = "-" if seed == 0 else "--"
-            axes.plot(rows["part"], rows["value"], color=colour, marker=marker, ls=style, label=f"{method}, seed {seed}")
+            axes.plot(
+                rows["part"], rows["value"], color=colour, marker=marker, ls=style, label=f"{method}, seed {seed}"
+            )
         axes.set(title=tokens(int(length)), xlabel="quarter of the window", ylim=(-0.03, 1.03), xticks=(1, 2, 3, 4))
     canvas.axes[0].set_ylabel("pairs found, share")
     canvas.legend(*canvas.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
@@ -94,7 +101,11 @@ def _summary(plan: dict[str, dict[str, object]], logs: pd.DataFrame, probes: pd.
             values = {(what, n): value for what, n, value in zip(rows["what"], rows["length"], rows["value"])}
             cells = [f"{values['loss', n]:.3f}" for n in lengths] + [f"{values['pairs', n]:.3f}" for n in lengths]
             lines.append(f"| {method} | {seed} | {used} | " + " | ".join(cells) + " |")
-    lines += ["", "| arm | seed | steps | tokens | seconds | tokens/s | backend |", "| --- |" + " ---: |" * 5 + " --- |"]
+    lines += [
+        "",
+        "| arm | seed | steps | tokens | seconds | tokens/s | backend |",
+        "| --- |" + " ---: |" * 5 + " --- |",
+    ]
     for (method, seed), rows in logs.groupby(["method", "seed"], sort=False):
         last = rows.iloc[-1]
         numbers = f"{last['step']} | {last['tokens']} | {significant(last['seconds'])} | {last['tokens_per_s']}"

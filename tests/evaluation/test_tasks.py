@@ -133,10 +133,14 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the packages bring, in small: 12 questions of each set."""
     monkeypatch.setenv("PYRAMIDBENCH_MODELS", str(tmp_path))
     read_questions.cache_clear()
-    questions = [{"input": f"Who is {i}?", "target_scores": {"One": int(i % 2), "Two ": int(i % 2 == 0)}} for i in range(12)]
+    questions = [
+        {"input": f"Who is {i}?", "target_scores": {"One": int(i % 2), "Two ": int(i % 2 == 0)}} for i in range(12)
+    ]
     pairs = "Sentence 1: The rat left the hole as the _ was tight. \nAnswer1: hole. \n"
     pairs += "Sentence 2: The rat left the hole as the _ was wide. \nAnswer2: space."
-    letters = [{"input": [{"content": f"It is {i}, so it\n\n A: rises\n B: falls"}], "ideal": "AB"[i % 2]} for i in range(12)]
+    letters = [
+        {"input": [{"content": f"It is {i}, so it\n\n A: rises\n B: falls"}], "ideal": "AB"[i % 2]} for i in range(12)
+    ]
     for carrier in (carriers.BIGBENCH, carriers.EVALS):
         carrier.folder.mkdir(parents=True)
         for member in carrier.members:
@@ -199,7 +203,9 @@ def test_mistakes(tiny: LanguageModel, asked: Asked, tmp_path: Path, monkeypatch
         one("perplexity").measure(Sample("perplexity", 9, 0, 2000, text="story"), asked, tiny)
     monkeypatch.setenv("PYRAMIDBENCH_MODELS", str(tmp_path / "none"))
     read_questions.cache_clear()
-    with pytest.raises(UserError, match=r"package bigbench are not on this disk: `pyramidbench evaluate --fetch bigbench`"):
+    with pytest.raises(
+        UserError, match=r"package bigbench are not on this disk: `pyramidbench evaluate --fetch bigbench`"
+    ):
         next(iter(one("social_iqa").rounds(asked)))
 
 

@@ -17,7 +17,7 @@ from pyramidbench.training.arms import PARAMETERS, Arm, Attention, parse_arms
 from pyramidbench.training.batches import PAIRS, pair_batch, training_batch
 from pyramidbench.training.corpus import MARK, Corpus
 from pyramidbench.training.decoder import Decoder, Size
-from pyramidbench.training.loop import Recipe, Training, learning_rate, loss_of
+from pyramidbench.training.loop import Recipe, Training, learning_rate, losses_of
 from pyramidbench.training.probes import probe_all
 
 CPU = torch.device("cpu")
@@ -61,6 +61,19 @@ def test_a_batch_follows_from_seed_and_step(text: Corpus) -> None:
     assert not torch.equal(first, training_batch(text.train, 4, 512, 1, 5).tokens)
 
 
+def test_the_loss_of_the_pairs_is_that_of_the_asked_values(text: Corpus) -> None:
+    torch.manual_seed(0)
+    model, attention = Decoder(TINY), Attention("dense", CPU)
+    batch = training_batch(text.train, 2, 256, 0, 0)
+    with torch.no_grad():
+        whole, pairs = losses_of(model, batch, attention, CPU)
+        log_probs = model.logits(model(batch.tokens[:, :-1], attention)).log_softmax(-1)
+    asked = batch.asked[0]
+    torch.testing.assert_close(pairs, -log_probs[0, asked - 1, batch.tokens[0, asked]].mean())
+    picked = log_probs.gather(2, batch.tokens[:, 1:, None])
+    torch.testing.assert_close(whole, -picked.mean())
+
+
 def test_the_decoder_is_causal_and_has_the_size_that_is_told() -> None:
     torch.manual_seed(0)
     model = Decoder(TINY).eval()
@@ -78,12 +91,12 @@ def test_the_decoder_is_causal_and_has_the_size_that_is_told() -> None:
 def test_the_loss_falls_with_every_attention(text: Corpus, method: str) -> None:
     torch.manual_seed(0)
     model, attention = Decoder(TINY), Attention(method, CPU, 4)
-    tokens = training_batch(text.train, 2, 256, 0, 0).tokens
+    batch = training_batch(text.train, 2, 256, 0, 0)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(4):
         optimiser.zero_grad()
-        loss = loss_of(model, tokens, attention)
+        loss, _ = losses_of(model, batch, attention, CPU)
         loss.backward()
         for layer in model.layers:
             assert layer.qkv.weight.grad.abs().max() > 0
