@@ -157,7 +157,7 @@ def test_a_window_is_refused_unless_its_layers_stay_dense(ids: Tensor) -> None:
     model = tiny(transformers.Qwen2Config, layer_types=kinds, sliding_window=16, use_sliding_window=True)
     expected = model(ids).logits
     sparse.use(model, "pyramid", **FULL)
-    with pytest.raises(UserError, match="sliding window .* list the others in dense_layers"):
+    with pytest.raises(UserError, match=r"sliding window .* list the others in dense_layers"):
         model(ids)
     sparse.use(model, "pyramid", dense_layers=[1], **FULL)
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
@@ -200,7 +200,7 @@ def test_models_that_cannot() -> None:
         sparse.use(bloom, "pyramid")
     model = tiny(attention_dropout=0.1).train()
     sparse.use(model, "pyramid")
-    with pytest.raises(UserError, match="attention dropout 0.1 is not supported"):
+    with pytest.raises(UserError, match=r"attention dropout 0.1 is not supported"):
         model(torch.zeros(1, 4, dtype=torch.long))
 
 

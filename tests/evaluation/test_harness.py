@@ -102,5 +102,5 @@ def test_a_task_whose_data_are_not_here_says_how_to_get_them(
 
 def test_an_unknown_task_of_lm_eval(asked: Asked) -> None:
     (task,) = find_tasks(["lm-eval:hellaswagg"], None)
-    with pytest.raises(UserError, match="unknown task of lm-eval 'hellaswagg'. Did you mean 'hellaswag'"):
+    with pytest.raises(UserError, match=r"unknown task of lm-eval 'hellaswagg'. Did you mean 'hellaswag'"):
         next(iter(task.rounds(asked)))

@@ -70,7 +70,7 @@ def test_a_run_that_was_torn_resumes_with_the_next_sample(
 
 
 def test_another_evaluation_does_not_go_into_the_same_folder(run: Any, tiny_folder: Path, text: Path) -> None:
-    with pytest.raises(UserError, match="holds another evaluation. Give another --out, or --fresh"):
+    with pytest.raises(UserError, match=r"holds another evaluation. Give another --out, or --fresh"):
         prepare(request(tiny_folder, text, out=run.path, seed=1)).run(silent)
 
 
@@ -151,5 +151,5 @@ def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path:
     (bare / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
     with pytest.raises(UserError, match="model 'bare' does not load"):
         prepare(request(bare, text, out=tmp_path / "bare-out")).run(silent)
-    with pytest.raises(UserError, match="is no evaluation: it has no manifest.json"):
+    with pytest.raises(UserError, match=r"is no evaluation: it has no manifest.json"):
         load_evaluation(tmp_path)

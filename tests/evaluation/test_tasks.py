@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_a_cached_prefix_changes_no_judgement(tiny: LanguageModel) -> None:
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """What the packages bring, in small: 12 questions of each set."""
     monkeypatch.setenv("PYRAMIDBENCH_MODELS", str(tmp_path))
     read_questions.cache_clear()
@@ -153,8 +154,9 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     read_questions.cache_clear()
 
 
+@pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("name", groups()["commonsense"])
-def test_every_set_is_read_and_asked(tiny: LanguageModel, asked: Asked, packages: Path, name: str) -> None:
+def test_every_set_is_read_and_asked(tiny: LanguageModel, asked: Asked, name: str) -> None:
     questions = read_questions(name)
     assert len(questions) == 12
     assert len({question.right for question in questions}) == (1 if name == "winogrande" else 2)
@@ -167,8 +169,9 @@ def test_every_set_is_read_and_asked(tiny: LanguageModel, asked: Asked, packages
     assert shot.tokens > bare.tokens + 100
 
 
+@pytest.mark.usefixtures("packages")
 def test_a_model_that_knows_the_answer_is_right(
-    tiny: LanguageModel, asked: Asked, packages: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: LanguageModel, asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = {question.contexts[0]: question.continuations[question.right] for question in read_questions("social_iqa")}
 
@@ -185,7 +188,8 @@ def test_a_model_that_knows_the_answer_is_right(
     assert all(outcome.answered == outcome.expected for outcome in outcomes)
 
 
-def test_both_sentences_of_a_pair_are_asked(packages: Path) -> None:
+@pytest.mark.usefixtures("packages")
+def test_both_sentences_of_a_pair_are_asked() -> None:
     first, second = read_questions("winogrande")[:2]
     assert first.contexts == ("The rat left the hole as the hole", "The rat left the hole as the space")
     assert first.continuations == (" was tight.",) * 2
@@ -193,7 +197,7 @@ def test_both_sentences_of_a_pair_are_asked(packages: Path) -> None:
 
 
 def test_mistakes(tiny: LanguageModel, asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="unknown task 'single_needl'. Did you mean 'single_needle'"):
+    with pytest.raises(UserError, match=r"unknown task 'single_needl'. Did you mean 'single_needle'"):
         find_tasks(["single_needl"], None)
     with pytest.raises(UserError, match="3000 tokens are more than the 2048 positions of tiny"):
         one("single_needle").measure(Sample("single_needle", 0, 0, 3000, 0.5), asked, tiny)

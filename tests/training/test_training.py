@@ -172,7 +172,7 @@ def test_the_learning_rate_rises_and_falls() -> None:
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="unknown arm 'dens'. Did you mean 'dense'"):
+    with pytest.raises(UserError, match=r"unknown arm 'dens'. Did you mean 'dense'"):
         parse_arms("dens:0")
     with pytest.raises(UserError, match="the seed is no whole number"):
         parse_arms("dense:x")
