@@ -26,13 +26,16 @@ GgufFile = Annotated[Text, Option(help="name of a GGUF file in a folder or repos
 TaskPath = Annotated[Path | None, Option(help="a folder with YAML tasks of your own for lm-eval")]
 Fetch = Annotated[Text, Option(help="fetch data: bigbench, evals, r-cran-janeaustenr, or all; and stop")]
 
+Report = Annotated[Path | None, Option(help="write the report of this evaluation's folder again, and stop")]
+
 
 def evaluate(
     tasks: Tasks = "perplexity,single_needle", model: Model = "smollm2", method: Methods = None, keep: Keep = None,
     top_k: TopK = None, keep_of: KeepOf = "8k", query_tile: QueryTile = None, dense_layers: DenseLayers = None,
     length: Length = "2k", depths: Depths = 5, samples: Samples = 1, shots: Shots = "0", text: TextName = "python-stdlib",
     seed: Seed = 0, gguf_file: GgufFile = None, task_path: TaskPath = None, device: DeviceName = "auto", out: Out = None,
-    fresh: Fresh = False, dry_run: DryRun = False, fetch: Fetch = None, json: AsJson = False,
+    fresh: Fresh = False, dry_run: DryRun = False, fetch: Fetch = None, report: Report = None,
+    json: AsJson = False,
 ) -> None:  # fmt: skip
     """Ask a language model questions with its attention swapped: perplexity, retrieval, recall, commonsense."""
     from pyramidbench.evaluation.request import Request, fetch_data, prepare
@@ -41,6 +44,12 @@ def evaluate(
     told = console(error=json)
     if fetch is not None:
         fetch_data(fetch, lambda line: say(told, line))
+        return
+    if report is not None:
+        from pyramidbench.evaluation.journal import load_evaluation
+        from pyramidbench.evaluation.report import write_report
+
+        say(told, f"Report: {write_report(load_evaluation(report), out)}")
         return
     request = Request(
         tasks=tasks, model=model, method=tuple(method or ["dense,pyramid,flat,sliding_window"]), keep=keep, top_k=top_k,

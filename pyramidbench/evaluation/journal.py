@@ -108,7 +108,12 @@ class Journal:
     def _open(self, manifest: EvaluationManifest, device: Device) -> None:
         path = self.folder / SAMPLES
         if (self.folder / "manifest.json").exists():
-            before = load_evaluation(self.folder).manifest
+            found = load_evaluation(self.folder)
+            before = found.manifest
+            if found.device.name != device.name:
+                raise UserError(
+                    f"'{self.folder}' was measured on {found.device.name}, and this is {device.name}; give another --out."
+                )
             if (before.model, before.settings, before.texts) != (manifest.model, manifest.settings, manifest.texts):
                 raise UserError(
                     f"'{self.folder}' holds another evaluation. Give another --out, or --fresh to start over."

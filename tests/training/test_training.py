@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from pyramidbench.errors import UserError
 from pyramidbench.training import corpus as corpora
+from pyramidbench.training import probes
 from pyramidbench.training.__main__ import run
 from pyramidbench.training.arms import PARAMETERS, Arm, Attention, parse_arms
 from pyramidbench.training.batches import PAIRS, pair_batch, training_batch
@@ -21,6 +22,15 @@ from pyramidbench.training.loop import Recipe, Training, learning_rate, losses_o
 from pyramidbench.training.probes import probe_all
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def few_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes of two windows, not sixteen."""
+    monkeypatch.setattr(probes, "WINDOWS", 2)
+    monkeypatch.setattr(probes, "AT_ONCE", 2)
+
+
 TINY = Size(layers=2, width=32, heads=2, kv_heads=1, head_dim=16, hidden=32)
 
 
