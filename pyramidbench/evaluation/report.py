@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,10 +113,8 @@ def _rows(frame: pd.DataFrame) -> list[Row]:
 def _gaps(frame: pd.DataFrame) -> list[str]:
     """Why rows have no number, each reason once."""
     lost = frame[frame["status"] != "ok"]
-    return [
-        f"{count} rows of {method}: {reason}"
-        for (method, reason), count in lost.groupby(["method", "reason"]).size().items()
-    ]
+    counts = Counter(zip(lost["method"], lost["reason"]))
+    return [f"{count} rows of {method}: {why}" for (method, why), count in counts.items()]
 
 
 def _summary(evaluation: Evaluation, pictures: dict[str, str]) -> str:
