@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyramidbench.errors import UserError
 from pyramidbench.method import Method
-from pyramidbench.problem import Problem
+from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create
 from pyramidbench.selection import BlockSelection, frozen
 from pyramidbench.spans import Spans
@@ -85,7 +85,9 @@ class SparseLayer:
         Raises:
             Unsupported: the method cannot do this call.
         """
-        problem = Problem.of(q, k, v, causal=True, scale=scale)
+        tracked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+        direction: Pass = "train" if tracked else "forward"
+        problem = dataclasses.replace(Problem.of(q, k, v, causal=True, scale=scale), direction=direction)
         gap = self.method.unavailable() or self.method.unsupported(problem)
         if gap is not None:
             raise Unsupported(f"method '{self.method.name}' cannot do this model's attention: {gap}.")

@@ -56,13 +56,14 @@ def run(
     ] = None,
     tiny: Annotated[bool, Option(hidden=True, help="a decoder and blocks small enough for tests")] = False,
     device: Annotated[str, Option(help="auto, cpu or cuda")] = "auto",
+    dense: Annotated[str, Option(help="the dense method, as dense:flash")] = "dense",
 ) -> None:
     """Train every arm from the same weights on the same batches, as many steps each, and probe it."""
     chosen, place, text = parse_arms(arms), pick_device(device), corpora.load(path)
     for folder in (out, checkpoints or out):
         folder.mkdir(parents=True, exist_ok=True)
     size = Size(layers=2, width=64, heads=2, kv_heads=1, head_dim=32, hidden=64) if tiny else Size()
-    recipe = Recipe(1, batch, length, size, 4 if tiny else 1)
+    recipe = Recipe(1, batch, length, size, 4 if tiny else 1, dense)
     recipe = replace(recipe, steps=_steps(out, chosen, recipe, text, place, steps, 60 * minutes))
     for arm in chosen:
         training = Training(arm, recipe, out, place, checkpoints)

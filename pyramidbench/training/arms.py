@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.method import BlockMethod, Method
-from pyramidbench.problem import Problem
+from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create
 
 BUDGET: dict[str, object] = {"top_k": 6, "block_size": 64, "query_tile": 64}
@@ -38,14 +38,14 @@ class Arm:
 class Attention:
     """A method as the attention of a decoder, through its Triton kernels on a GPU: an error where these cannot run."""
 
-    def __init__(self, method: str, device: torch.device, scaled_to: int = 1) -> None:
-        """scaled_to: sizes a budget of `scaled_to` times fewer blocks, for tiny tests."""
+    def __init__(self, method: str, device: torch.device, scaled_to: int = 1, dense: str = "dense") -> None:
+        """scaled_to divides the block size, for tiny tests; dense: which method stands for "dense", such as "dense:flash"."""
         parameters = dict(PARAMETERS[method])
         if device.type == "cuda" and parameters:
             parameters["implementation"] = "triton"
         if parameters and scaled_to > 1:
             parameters.update(block_size=64 // scaled_to, query_tile=64 // scaled_to)
-        self.method: Method = create(method, parameters)
+        self.method: Method = create(dense if method == "dense" else method, parameters)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, H, N, D]; k, v [B, G, N, D]. Returns [B, H, N, D]."""
@@ -67,7 +67,8 @@ class Attention:
         return float(rows[tiling.eligible(tile, forced) > self.method.top_k].sum()) / length
 
     def _problem(self, q: Tensor, k: Tensor, v: Tensor) -> Problem:
-        return Problem.of(q, k, v, causal=True, scale=None)
+        direction: Pass = "train" if torch.is_grad_enabled() else "forward"
+        return replace(Problem.of(q, k, v, causal=True, scale=None), direction=direction)
 
 
 def parse_arms(text: str) -> tuple[Arm, ...]:

@@ -41,13 +41,14 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What all arms share. `tiny` divides the block size, for tests on a CPU."""
+    """What all arms share. `tiny` divides the block size, for tests on a CPU; `dense` is the method of the dense arm."""
 
     steps: int
     batch: int = 8
     length: int = 4096
     size: Size = field(default_factory=Size)
     tiny: int = 1
+    dense: str = "dense"
 
 
 def autocast(device: torch.device) -> torch.autocast:
@@ -76,7 +77,7 @@ class Training:
         self.checkpoint = (checkpoints or folder) / f"{arm.name}.pt"
         torch.manual_seed(arm.seed)
         self.model = Decoder(recipe.size).to(device)
-        self.attention = Attention(arm.method, device, recipe.tiny)
+        self.attention = Attention(arm.method, device, recipe.tiny, recipe.dense)
         self.optimiser = torch.optim.AdamW(
             self.model.parameters(), LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
         )

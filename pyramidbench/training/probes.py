@@ -47,7 +47,7 @@ def probe_all(
     """Probe a decoder with its own attention and with the others, at a quarter to twice its length, into a CSV."""
     rows: list[Probe] = []
     for used in dict.fromkeys((arm.method, *PARAMETERS)):
-        attention = Attention(used, device, recipe.tiny)
+        attention = Attention(used, device, recipe.tiny, recipe.dense)
         for length in (recipe.length // 4, recipe.length // 2, recipe.length, 2 * recipe.length):
             for probe in _probes(model, attention, corpus, length, device):
                 share = attention.choice_share(length)

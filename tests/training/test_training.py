@@ -141,7 +141,11 @@ def test_training_in_two_goes_is_training_in_one(text: Corpus, tmp_path: Path) -
         assert torch.equal(one, other)
 
 
-def test_one_command_trains_and_probes_all_arms_and_resumes(path: Path, tmp_path: Path) -> None:
+def test_one_command_trains_and_probes_all_arms_and_resumes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "PARAMETERS", {})
+
     def go() -> None:
         run(path, tmp_path, "dense:0,pyramid:0", 1.0, 2, 2, 1024, None, True, "cpu")
 
