@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyramidbench.cli import main
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation.journal import SAMPLES, load_evaluation
 from pyramidbench.evaluation.report import write_report
 from pyramidbench.evaluation.request import Request, prepare
 from pyramidbench.evaluation.summary import by_position, summarise, wilson
 from pyramidbench.model_files import silent
+from pyramidbench.registry import method_class
 from pyramidbench.texts import Passage
 
 
@@ -141,6 +144,51 @@ def test_a_share_is_of_the_tokens_that_are_named(tiny_folder: Path, text: Path) 
 def test_requests_that_cannot_be(tiny_folder: Path, text: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         prepare(request(tiny_folder, text, **changes))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nope"], 2, "error: unknown task 'nope'. Accepted: all, associative_recall"),
+        (["perplexity", "--model", "./absent", "--dry-run"], 0, "perplexity: 1 samples × 4 attentions"),
+        (["perplexity", "--model", "./absent"], 2, "error: model './absent' does not exist"),
+        (["--report", "absent"], 2, "error: 'absent' is no evaluation"),
+        (["--fetch", "nothing"], 2, "error: unknown package 'nothing'"),
+    ],
+)
+def test_the_command_line_says_one_line(
+    arguments: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pyramidbench", "evaluate", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    out, err = capsys.readouterr()
+    assert end.value.code == code
+    assert (out + err).startswith(said)
+    assert err.count("\n") == (code == 2)
+
+
+def test_the_command_line_writes_a_report_again(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["pyramidbench", "evaluate", "--report", str(run.path), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("Report: ")
+    assert (tmp_path / "summary.md").is_file()
+
+
+def test_a_method_that_cannot_do_the_model_is_a_row_with_a_reason(
+    tiny_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(method_class("flat"), "unsupported", lambda *_: "a reason")
+    plan = prepare(request(tiny_folder, text, tasks="perplexity", top_k="1", out=tmp_path / "run"))
+    done = plan.run(silent)
+    lost = done.frame[done.frame["status"] == "unsupported"]
+    assert list(lost["method"]) == ["flat"]
+    assert lost["score"].isna().all()
+    assert "1 rows of flat: method 'flat' cannot do" in write_report(done, tmp_path / "report").read_text()
 
 
 def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path: Path) -> None:
