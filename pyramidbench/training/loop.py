@@ -89,7 +89,7 @@ class Training:
         """Train until the last step, or for `limit_s` seconds; whether all steps are done. Saves at the end."""
         started, saved = time.perf_counter(), time.perf_counter()
         before = self.seconds
-        with _log(self.folder / f"{self.arm.name}.csv", self.step) as log:
+        with _Log(self.folder / f"{self.arm.name}.csv", self.step) as log:
             while self.step < self.recipe.steps and time.perf_counter() - started < limit_s:
                 loss, pair_loss = self.one_step(corpus)
                 self.step += 1
@@ -154,7 +154,7 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-class _log:
+class _Log:
     """The CSV of an arm: rows behind the checkpoint are dropped when it resumes."""
 
     def __init__(self, path: Path, step: int) -> None:
@@ -163,7 +163,7 @@ class _log:
         with path.open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream).writerows([COLUMNS, *kept])
 
-    def __enter__(self) -> _log:
+    def __enter__(self) -> _Log:
         self.stream = self.path.open("a", newline="", encoding="utf-8")
         return self
 
