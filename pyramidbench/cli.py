@@ -10,6 +10,7 @@ import typer
 from pyramidbench.commands.capture import capture
 from pyramidbench.commands.compare import compare
 from pyramidbench.commands.doctor import doctor
+from pyramidbench.commands.evaluate import evaluate
 from pyramidbench.commands.list import list_things
 from pyramidbench.commands.merge import merge
 from pyramidbench.commands.profile import profile
@@ -33,6 +34,7 @@ app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("merge")(merge)
 app.command("capture")(capture)
+app.command("evaluate")(evaluate)
 app.command("list")(list_things)
 app.command("doctor")(doctor)
 app.command("schema")(schema)

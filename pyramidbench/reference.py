@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.evaluation.record import EvaluationRecord
 from pyramidbench.facts import facts
 from pyramidbench.manifest import Manifest, Source
 from pyramidbench.profiling.profile import Profile
@@ -28,6 +29,11 @@ LISTS = {str: "list of texts", Source: "list of tables"}
 def columns_markdown() -> str:
     """Every result column in the order of the files, as a Markdown table: name, type, meaning."""
     return _fields(Record, "column")
+
+
+def evaluation_columns_markdown() -> str:
+    """Every result column of an evaluation, likewise."""
+    return _fields(EvaluationRecord, "column")
 
 
 def manifest_markdown() -> str:
@@ -96,6 +102,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "columns": columns_markdown, "manifest": manifest_markdown, "sources": sources_markdown, "device": device_markdown,
         "versions": versions_markdown, "profile": profile_markdown, "stages": stages_markdown, "kernels": kernels_markdown,
     },
+    "evaluation.md": {"columns": evaluation_columns_markdown},
     "methods.md": {"methods": methods_markdown},
 }  # fmt: skip
 

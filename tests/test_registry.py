@@ -45,7 +45,11 @@ def test_parameters_come_over_those_of_the_preset() -> None:
 @pytest.mark.parametrize(
     ("spec", "parameters", "message"),
     [
-        ("piramid", {}, r"unknown method 'piramid'. Did you mean 'pyramid'\? Accepted: .*dense, exact_topk, exact_topp, "),
+        (
+            "piramid",
+            {},
+            r"unknown method 'piramid'. Did you mean 'pyramid'\? Accepted: .*dense, exact_topk, exact_topp, ",
+        ),
         ("", {}, "unknown method ''. Accepted:"),
         ("pyramid:fst", {}, r"unknown preset of method 'pyramid': 'fst'. Did you mean 'fast'\?"),
         ("flat", {"topk": 3}, r"unknown parameter of method 'flat': 'topk'. Did you mean 'top_k'\?"),
