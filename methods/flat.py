@@ -33,6 +33,7 @@ class FlatTopK(WalkMethod):
     """
 
     source: ClassVar[str] = "MoBA, arXiv 2502.13189 (mean keys per block); SubBlock, sgl-project/sglang PR 34148 (sub)"
+    selection_cost: ClassVar[str] = "O(N²/C)"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "default": {},
         "exact": {"score": "exact"},

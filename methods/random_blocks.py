@@ -26,6 +26,7 @@ class RandomBlocks(TorchMethod):
 
     kind: ClassVar[Kind] = "bound"
     source: ClassVar[str] = "a floor, from no paper"
+    selection_cost: ClassVar[str] = "O(N²/C)"
 
     seed: NonNegative = 0
 

@@ -20,7 +20,8 @@ from pyramidbench.device import fingerprint, free_memory, installed_version, pic
 from pyramidbench.doctor_gpu import GpuFinding, look_at_gpu, unseen_gpus
 from pyramidbench.errors import UserError
 from pyramidbench.nvml import watch_for
-from pyramidbench.registry import create, method_names, preset_names
+from pyramidbench.plugins import plugin_version
+from pyramidbench.registry import all_names, create, hidden_names, preset_names
 from pyramidbench.units import gibibytes, significant
 
 ENOUGH_DISK = 1 << 30
@@ -146,17 +147,20 @@ def _extras() -> Iterator[Finding]:
 
 def _methods() -> Iterator[Finding]:
     """How many methods and presets can run here, and for each reason why some cannot, which."""
-    specs = [f"{name}:{preset}" for name in method_names() for preset in preset_names(name)]
+    specs = [f"{name}:{preset}" for name in all_names() for preset in preset_names(name)]
     lacking: dict[str, list[str]] = defaultdict(list)
     for spec in specs:
         if why := create(spec).unavailable():
             lacking[why].append(spec.removesuffix(":default"))
     able = len(specs) - sum(map(len, lacking.values()))
-    found = f"{able} of {len(specs)} presets of {len(method_names())} methods"
+    found = f"{able} of {len(specs)} presets of {len(all_names())} methods"
     advice = "" if able else "what each needs stands below"
     yield Finding(subject="methods", state="ok" if able else "error", found=found, advice=advice)
     for reason, names in lacking.items():
         yield Finding(subject=", ".join(names), state="note", found="cannot run here", advice=reason)
+    for name in hidden_names():
+        hidden = f"that of {plugin_version(name)} is hidden by pyramidbench's own of this name"
+        yield Finding(subject=name, state="note", found=hidden, advice="rename its entry point")
 
 
 def _disk() -> Finding:

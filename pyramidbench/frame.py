@@ -126,6 +126,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     if "run" not in source:
         source["run"] = None
     source["device"] = source.groupby("run", dropna=False)["device"].transform(_only_value_filled)
+    source["backend"] = _dense_backends_joined(source)
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in source.to_dict("records"):
         measured_how = ("measured", is_missing(row["latency_s"]))
@@ -139,6 +140,23 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     summary[numeric] = summary[numeric].apply(pd.to_numeric)
     summary["label"] = labels(summary)
     return summary
+
+
+def _dense_backends_joined(source: pd.DataFrame) -> pd.Series:
+    """The backends, and for a dense method all that it took on one problem: plain `dense` may find another kernel the fastest
+    on another layer, and is one row still."""
+    keys, taken = [key for key in KEYS if key != "backend"], dict[tuple[object, ...], set[str]]()
+    rows = source.to_dict("records")
+    for row in rows:
+        if row["kind"] == "dense" and not is_missing(row["backend"]):
+            taken.setdefault(_key(row, keys), set()).add(str(row["backend"]))
+    joined = [
+        " or ".join(sorted(taken[_key(row, keys)]))
+        if row["kind"] == "dense" and _key(row, keys) in taken
+        else row["backend"]
+        for row in rows
+    ]
+    return pd.Series(joined, index=source.index, dtype=object)
 
 
 def _joined(rows: list[Row]) -> Row:

@@ -87,6 +87,7 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
         values |= {name: getattr(method, name) for name in ("block_size", "query_tile")}
         problem = cell.problem(settings.device)
         values["top_k"] = None if method.adaptive else method.shared_top_k(problem)
+        values["budget_set"] = method.budget_set()
         values["levels"] = method.walked_levels(problem)
     return values
 

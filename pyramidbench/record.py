@@ -55,6 +55,12 @@ class Record(BaseModel):
     levels: int | None = _column("levels walked, the block level included; 1 is a single pass")
     query_tile: int | None = _column("consecutive queries that share one set of blocks; 1 is token level")
     budget: str | None = _column("the budget as it was asked for, e.g. top_k=8, sparsity=0.9, keep=5%")
+    budget_set: str | None = _column(
+        "what that came to in the method's own parameter; null where it decides for itself"
+    )
+    budget_reached: str | None = _column(
+        "what came out, in the terms in which it was asked for: mean over query tiles and sets, of pairs for sparsity"
+    )
     parameters: str | None = _column("all parameters of the method, as JSON")
     seed: int | None = _column("seed of the inputs and of sampling")
     latency_s: float | None = _column(

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from pyramidbench.cell import Cell
+from pyramidbench.facts import Facts
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
-from pyramidbench.registry import create, method_class, preset_names
 from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
-from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
+from pyramidbench.tables import METHODS, RESULTS, Column, failure_columns, failures, groups
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
@@ -116,14 +116,22 @@ def show_plan(console: Console, planned: Iterable[Planned]) -> None:
     print_line(console, f"{len(running)} of {len(cells)} cells run, in about {duration(total)}{others}.")
 
 
-def show_methods(console: Console, names: Iterable[str]) -> None:
-    """Print methods with their kind, presets, what they are, and why one cannot run here."""
-    rows = []
-    for name in names:
-        first_line = (method_class(name).__doc__ or "").strip().partition("\n")[0]
-        kind, missing = method_class(name).kind, create(name).unavailable()
-        rows.append([name, kind, ", ".join(preset_names(name)), missing or "", first_line])
-    show_table(console, "Methods", rows, ["method", "kind", "presets", "unavailable", "what it is"])
+def show_methods(console: Console, methods: Sequence[Facts]) -> None:
+    """Print what there is to know of methods before one tries them, and then why some cannot run here."""
+    rows: list[Row] = [
+        {
+            **method.model_dump(),
+            "passes": method.passes,
+            "here": "no" if method.unavailable else "yes",
+            "text": method.summary,
+        }
+        for method in methods
+    ]
+    show_columns(console, "Methods", METHODS, [rows], "`pyramidbench list methods --json`")
+    explain(console, METHODS)
+    for method in methods:
+        if method.unavailable:
+            print_line(console, f"{method.name}: {method.unavailable}", "yellow")
 
 
 def show_table(console: Console, title: str, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
@@ -231,9 +239,12 @@ def _reference(setting: Setting) -> str:
     """Which dense methods the speed-ups of a setting refer to, and where there are none."""
     rows = measured(setting.rows)
     device = "an unknown device" if rows["device"].dropna().empty else rows["device"].dropna().iloc[0]
+    dense = rows[rows["kind"] == "dense"].to_dict("records")
+    ran = {(row["method"], row["seq_len_kv"]): row["backend"] for row in dense}
     names: dict[str, list[Any]] = {}
     for row in rows.dropna(subset=["dense_method"]).to_dict("records"):
-        names.setdefault(row["dense_method"], []).append(row["seq_len_kv"])
+        by = ran.get((row["dense_method"], row["seq_len_kv"]))
+        names.setdefault(f"{row['dense_method']} by {by}" if by else row["dense_method"], []).append(row["seq_len_kv"])
     if not names:
         return f"No speed-up: no dense method was timed beside these rows. Device: {device}."
     parts = [f"{name} ({', '.join(tokens(n) for n in sorted(set(lengths)))})" for name, lengths in names.items()]

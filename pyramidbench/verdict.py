@@ -186,8 +186,9 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     if len(problems):
         reasons = sorted(set(problems["speedup_reason"]))
         notes.append(f"Rows with a time but no speed-up: {len(problems)}; {'; '.join(reasons)}.")
-    on_hopper = summary["device"].astype(str).str.contains("H100|H200|H800|GH200")
-    if on_hopper.any() and not (measured(summary)["backend"] == "fa3").any():
+    hopper = summary["device"].astype(str).str.contains("H100|H200|H800|GH200").any()
+    dense = measured(summary)["backend"].astype(str)
+    if hopper and not dense.isin(("fa3", "fa4")).any():
         notes.append(
             "FlashAttention-3, the faster dense kernel on this GPU, was not measured: speed-ups are against torch's own."
         )

@@ -78,6 +78,17 @@ def test_caveats_name_weak_numbers_and_inputs(shown_run: pd.DataFrame) -> None:
 def test_flash_attention_3_is_missed_on_hopper_only_where_it_was_not_measured(shown_run: pd.DataFrame) -> None:
     on_gpu = shown_run.assign(device="NVIDIA H200")
     assert any("FlashAttention-3" in note for note in judged(on_gpu).caveats)
-    with_it = on_gpu.assign(backend=on_gpu["backend"].where(on_gpu["method"] != "dense", "fa3"))
-    assert not any("FlashAttention-3" in note for note in judged(with_it).caveats)
+    for kernel in ("fa3", "fa4"):
+        with_it = on_gpu.assign(backend=on_gpu["backend"].where(on_gpu["method"] != "dense", kernel))
+        assert not any("FlashAttention-3" in note for note in judged(with_it).caveats)
     assert not any("FlashAttention-3" in note for note in judged(shown_run).caveats)
+
+
+def test_plain_dense_that_took_several_kernels_is_one_row(shown_run: pd.DataFrame) -> None:
+    """Another layer may have another fastest kernel."""
+    other = (shown_run["method"] == "dense") & (shown_run["layer"] == 20)
+    mixed = summarise(shown_run.assign(backend=shown_run["backend"].where(~other, "sdpa-math")))
+    dense = mixed[(mixed["method"] == "dense") & (mixed["status"] == "ok")]
+    assert set(dense["backend"]) == {"sdpa-flash or sdpa-math"}
+    assert set(dense["cells"]) == {2}
+    assert len(mixed) == len(summarise(shown_run))

@@ -28,7 +28,7 @@ say() {
 timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1 >"$out/compiled.txt" 2>&1 &
 compiling=$!
 testing=
-for file in "$here"/../triton/test_*.py; do
+for file in "$here"/../triton/test_*.py "$here"/../upstream/test_*.py; do
     name=$(basename "$file" .py)
     case $name in test_compile | test_interpreter | test_every_kernel) continue ;; esac
     timeout "$limit_s" "$python" -m pytest -v -m gpu -p no:cacheprovider "$file" >"$out/$name.log" 2>&1 &
