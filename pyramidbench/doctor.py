@@ -131,7 +131,15 @@ def _versions(kind: str) -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     """The optional packages of each extra, but that of developers."""
     packages: dict[str, list[str]] = defaultdict(list)
-    for requirement in importlib.metadata.requires("pyramidbench") or []:
+    try:
+        requirements = importlib.metadata.requires("pyramidbench") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            subject="extras", state="note", found="unknown: the package runs from a folder and is not installed",
+            advice="pip install . tells which optional packages it could use",
+        )  # fmt: skip
+        return
+    for requirement in requirements:
         named = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if named and named[1] != "dev":
             packages[named[1]].append(re.split(r"[<>=!~;\[ (]", requirement, maxsplit=1)[0])
