@@ -13,9 +13,9 @@ demo: setup $(CAPTURE)
 test: setup model lint types
 	$(BIN)/pytest
 
-# The kernels on a CUDA device, in bf16, fp16 and fp32.
+# The kernels on a CUDA device, in bf16, fp16 and fp32, and those of other packages that are installed.
 gpu-test: setup
-	$(BIN)/pytest -m gpu tests/triton
+	$(BIN)/pytest -m gpu tests/triton tests/upstream
 
 # Every kernel under compute-sanitizer, at small shapes.
 gpu-sanitize: setup

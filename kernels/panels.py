@@ -39,16 +39,22 @@ class Panels:
 
 
 def panels_of(
-    tiling: Tiling, rows_per_tile: int | None, columns: int, group: int, head_dim: int, device: torch.device
+    tiling: Tiling,
+    rows_per_tile: int | None,
+    columns: int,
+    group: int,
+    head_dim: int,
+    device: torch.device,
+    elements: int | None = None,
 ) -> Iterator[Panels]:
-    """Cut all tiles into chunks of panels: `columns` keys × rows of logits, and × D of gathered keys, fit CHUNK_ELEMENTS.
+    """Cut all tiles into chunks of panels: `columns` keys × rows of logits, and × D of gathered keys, fit `elements`.
 
-    rows_per_tile: evenly spaced rows that stand for each tile; None: all of them.
+    rows_per_tile: evenly spaced rows that stand for each tile; None: all of them. elements: CHUNK_ELEMENTS if None.
     """
     share = min(max(1, PANEL_QUERIES // tiling.query_tile), tiling.tiles)
     rows = min(rows_per_tile or tiling.query_tile, tiling.query_tile)
     panels = -(-tiling.tiles // share)
-    chunk = max(1, CHUNK_ELEMENTS // max(1, max(share * rows * group, head_dim) * columns))
+    chunk = max(1, (elements or CHUNK_ELEMENTS) // max(1, max(share * rows * group, head_dim) * columns))
     for start in range(0, panels, chunk):
         panel = torch.arange(start, min(start + chunk, panels), device=device)
         tile = (panel[:, None] * share + torch.arange(share, device=device)).clamp(max=tiling.tiles - 1)

@@ -66,7 +66,8 @@ def route(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rules: WalkRul
     if rules.leaf_score == "summary":
         _walk_to_leaves(call, lists, counts, rules.top_k)
         return BlockSelection.of(lists, counts, tiling)
-    candidates = torch.empty(items, arriving, dtype=torch.int32, device=q.device)
+    # A place at least: where every block is forced nothing arrives, and buffers of no size would be read past their end.
+    candidates = torch.empty(items, max(1, arriving), dtype=torch.int32, device=q.device)
     candidate_counts = torch.empty(items, dtype=torch.int32, device=q.device)
     passed = arriving if rules.leaf_candidates is None else rules.leaf_candidates * rules.top_k
     _walk_to_leaves(call, candidates, candidate_counts, passed)

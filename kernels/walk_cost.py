@@ -61,6 +61,13 @@ def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     return held + head_copies + 6.0 * 4 * logits
 
 
+def attention_scratch(problem: Problem) -> float:
+    """Bytes that the attention twin holds: fp32 copies of one head's keys and values, and of a chunk the gathered keys and
+    values, the logits and their mask."""
+    head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
+    return head_copies + 4.0 * 4 * min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+
+
 def pyramid_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     """Bytes of the summaries of keys, all walked levels together."""
     levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)

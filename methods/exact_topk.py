@@ -6,25 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.cost import Cost, StageCost
 from pyramidbench.kernels import backends
-from pyramidbench.method import BlockMethod, Kind
-from pyramidbench.oracle import CHUNK_ELEMENTS, MASS_ELEMENTS
+from pyramidbench.kernels.attending import TorchMethod
+from pyramidbench.method import Kind
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection, ranked_count, top_blocks
-from pyramidbench.stages import stage
+from pyramidbench.selection import ranked_count, top_blocks
 
-CHUNKS = {"reference": CHUNK_ELEMENTS, "triton": MASS_ELEMENTS}
-"""Elements of mass that are held at a time."""
 PASSES = {"reference": 1, "triton": 2}
 """How often the logits are formed."""
 
 
 @dataclass(frozen=True)
-class ExactTopK(BlockMethod):
+class ExactTopK(TorchMethod):
     """Keeps the K blocks that hold the most attention, averaged over a group's heads and a tile's rows.
 
     No selection of the same budget keeps more mass, by construction: it is the ceiling of every mass column, and has
@@ -41,27 +37,14 @@ class ExactTopK(BlockMethod):
         return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
 
     def backend(self, problem: Problem) -> str:
-        return backends.shown(self._mass_backend(problem), self._attend_backend(problem))
+        return backends.shown(self._mass_backend(problem), self.attend_backend(problem))
 
     def _mass_backend(self, problem: Problem) -> backends.Backend:
         return backends.chosen(self.implementation, backends.mass_gap(problem, self.tiling(problem)))
 
-    def _attend_backend(self, problem: Problem) -> backends.Backend:
-        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
-
-    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
-        tiling = self.tiling(problem)
-        with stage("route"):
-            lists = list(self._best(q, k, problem))
-            width = max(part.shape[-1] for part in lists)
-            padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in lists]
-        return BlockSelection.from_indices(torch.cat(padded, dim=2), tiling)
-
-    def _best(self, q: Tensor, k: Tensor, problem: Problem) -> Iterator[Tensor]:
+    def choose(self, q: Tensor, k: Tensor, summary: Tensor, problem: Problem) -> Iterator[Tensor]:  # noqa: ARG002
         tiling, backend = self.tiling(problem), self._mass_backend(problem)
-        step = max(1, CHUNKS[backend] // (problem.batch * problem.heads * tiling.blocks))
-        for start in range(0, tiling.tiles, step):
-            tile = torch.arange(start, min(start + step, tiling.tiles), device=q.device)
+        for tile in self.tile_parts(problem, problem.batch * problem.heads * tiling.blocks, q.device):
             mass = backends.block_mass(q, k, tiling, problem.scale, tile, backend)
             forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
             keep = ranked_count(self.top_k, forced, self.forced_in_budget)
@@ -74,19 +57,12 @@ class ExactTopK(BlockMethod):
             return None
         return backends.block_mass(q, k, self.tiling(problem), problem.scale, tiles, backend)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
-        assert selection is not None
-        return backends.attend(q, k, v, selection, problem, self.implementation)
-
     def cost(self, problem: Problem) -> Cost:
-        planned, tiling = self.planned(problem), self.tiling(problem)
-        backend = self._mass_backend(problem)
+        tiling = self.tiling(problem)
         scored = 2.0 * problem.batch * problem.heads * problem.head_dim * tiling.visible_pairs()
-        scored *= PASSES[backend]
+        scored *= PASSES[self._mass_backend(problem)]
         keys = (
             problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
         )
-        attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        lists = 24.0 * problem.batch * problem.kv_heads * planned.listed
-        copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-        return Cost((StageCost("route", scored, keys / 2), attend), lists + copies + 24.0 * CHUNKS[backend], 0.0, lists)
+        masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
+        return Cost((StageCost("route", scored, keys / 2), self.attend_cost(problem)), *self.workspace(problem, masses))

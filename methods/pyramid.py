@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
-from torch import Tensor
 
-from pyramidbench.cost import Cost, attention_cost
+from pyramidbench.cost import Cost
 from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
+from pyramidbench.kernels.attending import WalkMethod
 from pyramidbench.kernels.pyramid import walked_levels
 from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import step_cost, walk_cost
+from pyramidbench.kernels.walk_cost import step_cost
 from pyramidbench.method import BlockMethod, Positive
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
-from pyramidbench.stages import stage
 
 
 @dataclass(frozen=True)
-class PyramidTopK(BlockMethod):
+class PyramidTopK(WalkMethod):
     """Keeps the K blocks that a coarse-to-fine walk finds: O(log N) levels, a bounded number of scores on each.
 
     Parameters besides the budget (docs/selection.md defines them): branching, levels ("auto", "full" or a number),
@@ -64,22 +62,10 @@ class PyramidTopK(BlockMethod):
     score_rows: Positive | None = None
 
     def unsupported(self, problem: Problem) -> str | None:
-        if problem.direction == "decode":
-            gap = backends.decode_gap(problem, self.rules(problem), self.block_size)
-            return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
-        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
-        gap = gap or backends.attention_gap(problem, self.block_size)
-        return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
-
-    def backend(self, problem: Problem) -> str:
-        return backends.shown(self._route_backend(problem), self._attend_backend(problem))
-
-    def _route_backend(self, problem: Problem) -> backends.Backend:
-        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
-        return backends.chosen(self.implementation, gap)
-
-    def _attend_backend(self, problem: Problem) -> backends.Backend:
-        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
+        if problem.direction != "decode":
+            return super().unsupported(problem)
+        gap = backends.decode_gap(problem, self.rules(problem), self.block_size)
+        return BlockMethod.unsupported(self, problem) or (gap if self.implementation == "triton" else None)
 
     def walked_levels(self, problem: Problem) -> int:
         return walked_levels(self.levels, self.tiling(problem).blocks, self.branching, self.start_width)
@@ -104,32 +90,11 @@ class PyramidTopK(BlockMethod):
             score_rows=self.score_rows,
         )
 
-    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
-        tiling, rules, backend = self.tiling(problem), self.rules(problem), self._route_backend(problem)
-        with stage("build"):
-            pyramid = backends.build(k, tiling, rules, backend)
-        with stage("route"):
-            return backends.route(q, k, pyramid, tiling, rules, problem.scale, backend)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
-        assert selection is not None
-        return backends.attend(q, k, v, selection, problem, self.implementation)
-
-    def cost(self, problem: Problem) -> Cost:
-        tiling, rules, planned = self.tiling(problem), self.rules(problem), self.planned(problem)
-        attend = attention_cost(problem, planned.pairs, planned.listed, self.block_size)
-        held = backends.workspace_bytes(
-            problem, tiling, rules, self._route_backend(problem), self._attend_backend(problem)
-        )
-        parts = backends.parts_bytes(problem, tiling, rules, self._route_backend(problem))
-        return Cost((*walk_cost(problem, tiling, rules), attend), held, *parts)
-
     def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
         return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
 
     def step_cost(self, problem: Problem) -> Cost:
-        planned, stages = self.planned(problem), step_cost(problem, self.tiling(problem), self.rules(problem))
-        return Cost((*stages, attention_cost(problem, planned.pairs, planned.listed, self.block_size)))
+        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
 
     def step_backend(self, problem: Problem) -> str:
         return backends.chosen(self.implementation, backends.decode_gap(problem, self.rules(problem), self.block_size))

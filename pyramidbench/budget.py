@@ -6,10 +6,13 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cache
 
-from pyramidbench.axes import Keep
+import torch
+
+from pyramidbench.axes import Keep, parse_keep
 from pyramidbench.cost import planned_blocks
-from pyramidbench.method import BlockMethod
+from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 
@@ -39,6 +42,31 @@ class Budget:
         return nearest_top_k(
             tiling, method.sinks(problem), method.locals(problem), method.forced_in_budget, 1.0 - self.asked
         )
+
+
+def reached(asked: str | None, method: Method, problem: Problem, selection: BlockSelection | None) -> str | None:
+    """What a selection came to, in the terms of a budget's text: mean blocks by rank for "top_k=8", the share of pairs left
+    out for "sparsity=0.9", tokens, blocks or per cent of all blocks for "keep=…". None where nothing was asked or chosen."""
+    if asked is None or selection is None or not isinstance(method, BlockMethod):
+        return None
+    name, _, amount = asked.partition("=")
+    if name == "sparsity":
+        return f"sparsity={1 - selection.density():.4g}"
+    ranked = _ranked_blocks(method, problem, selection)
+    if name == "top_k":
+        return f"top_k={ranked:.4g}"
+    unit = parse_keep(amount).unit
+    per_block = {"tok": method.block_size, "blk": 1, "%": 100 / selection.tiling.blocks}[unit]
+    return f"keep={ranked * per_block:.4g}{unit}"
+
+
+def _ranked_blocks(method: BlockMethod, problem: Problem, selection: BlockSelection) -> float:
+    """Blocks that count as kept by rank, mean over tiles and sets: all but the forced ones, unless K counts these too."""
+    counts = selection.counts.double()
+    if not method.forced_in_budget:
+        tile = torch.arange(selection.tiling.tiles, device=counts.device)
+        counts = counts - selection.tiling.forced(tile, method.sinks(problem), method.locals(problem)).count()
+    return float(counts.mean())
 
 
 @cache

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
 
 from pyramidbench.errors import unknown
+from pyramidbench.facts import Facts, facts
 from pyramidbench.inputs import synthetic_names, synthetic_summary
-from pyramidbench.registry import create, method_class, method_names, preset_names
+from pyramidbench.registry import all_names, create, method_class, preset_names
 from pyramidbench.suite import load_suite, suite_names
 
 What = Literal["methods", "suites", "inputs"]
 
 
 class Entry(BaseModel):
-    """One thing that a sweep can name. `unavailable` says why it cannot be used here."""
+    """A suite or an input that a sweep can name."""
 
     name: str
     text: str
-    unavailable: str | None = None
-    presets: tuple[str, ...] = ()
 
 
-def catalogue(what: str) -> list[Entry]:
+def catalogue(what: str) -> Sequence[Entry | Facts]:
     """Everything of one kind, sorted by name ("methods", "suites" or "inputs")."""
     if what == "methods":
-        return [
-            Entry(
-                name=name,
-                text=inspect.getdoc(method_class(name)) or "",
-                unavailable=create(name).unavailable(),
-                presets=preset_names(name),
-            )
-            for name in method_names()
-        ]
+        return method_facts()
     if what == "suites":
         return [Entry(name=name, text=load_suite(name).description) for name in suite_names()]
     return [Entry(name=name, text=synthetic_summary(name).partition("\n")[0]) for name in sorted(synthetic_names())]
+
+
+def method_facts() -> list[Facts]:
+    """The facts of every method that can be named, sorted by name."""
+    return [facts(name) for name in all_names()]
 
 
 def describe_one(what: str, name: str) -> str:
@@ -59,11 +55,19 @@ def describe_one(what: str, name: str) -> str:
 
 
 def _describe_method(name: str) -> str:
-    cls = method_class(name)
-    lines = [f"{name} ({cls.kind})", "", inspect.getdoc(cls) or "", "", f"Source: {cls.source}", "", "Presets:"]
+    cls, known = method_class(name), facts(name)
+    passes = [
+        word
+        for word, has in (("forward", known.forward), ("backward", known.backward), ("decode", known.decode))
+        if has
+    ]
+    lines = [f"{name} ({cls.kind})", "", known.text, "", f"Source: {cls.source}"]
+    lines += [f"Queries × keys that share a choice: {known.granularity}; choosing costs: {known.selection_cost}"]
+    lines += [f"Passes: {', '.join(passes) or 'none'}", "", "Presets:"]
     for preset in preset_names(name):
         values = ", ".join(f"{key}={value}" for key, value in cls.presets.get(preset, {}).items())
-        lines.append(f"  {preset}: {values or 'the defaults'}")
+        missing = create(f"{name}:{preset}").unavailable()
+        lines.append(f"  {preset}: {values or 'the defaults'}{f' (unavailable: {missing})' if missing else ''}")
     lines += ["", "Parameters and defaults:"]
     lines += [f"  {field.name} = {field.default!r}" for field in dataclasses.fields(cls)]
     return "\n".join(lines)

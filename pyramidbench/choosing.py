@@ -88,7 +88,7 @@ def _select(method: Method, q: Tensor, k: Tensor, problem: Problem) -> BlockSele
 def _budgeted(text: str) -> BlockMethod:
     """The method of a text, if the shape of its lists is known before it runs."""
     method = _method_of(text)
-    if not isinstance(method, BlockMethod):
+    if not isinstance(method, BlockMethod) or method.adaptive:
         raise UserError(f"method '{method.name}' has no budget of blocks; call it without torch.compile")
     return method
 

@@ -10,6 +10,7 @@ import typer
 from pyramidbench.commands.capture import capture
 from pyramidbench.commands.compare import compare
 from pyramidbench.commands.doctor import doctor
+from pyramidbench.commands.evaluate import evaluate
 from pyramidbench.commands.list import list_things
 from pyramidbench.commands.merge import merge
 from pyramidbench.commands.profile import profile
@@ -17,6 +18,7 @@ from pyramidbench.commands.recall import recall
 from pyramidbench.commands.report import report
 from pyramidbench.commands.schema import schema
 from pyramidbench.commands.sweep import sweep
+from pyramidbench.commands.tune import tune
 from pyramidbench.errors import UserError
 
 app = typer.Typer(
@@ -29,8 +31,10 @@ app.command("recall")(recall)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("compare")(compare)
+app.command("tune")(tune)
 app.command("merge")(merge)
 app.command("capture")(capture)
+app.command("evaluate")(evaluate)
 app.command("list")(list_things)
 app.command("doctor")(doctor)
 app.command("schema")(schema)

@@ -17,6 +17,13 @@ def usual_budget(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["top_k"].isna() | (rows["top_k"] == most_frequent(budgeted))]
 
 
+def usual_tile(rows: pd.DataFrame) -> float:
+    """The tile at which the most methods have a row; of equal ones the one with the most rows, then the largest."""
+    tiles = rows.dropna(subset=["query_tile"]).groupby("query_tile")["label"]
+    ranks = zip(tiles.nunique(), tiles.size(), tiles.nunique().index)
+    return float(max(ranks)[2])
+
+
 def by_tile(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """Token level and tile level, where there are selections of that kind, each with its name; rows without tiles, such
     as dense ones, are in both, or alone where nothing has tiles.

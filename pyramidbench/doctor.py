@@ -20,7 +20,8 @@ from pyramidbench.device import fingerprint, free_memory, installed_version, pic
 from pyramidbench.doctor_gpu import GpuFinding, look_at_gpu, unseen_gpus
 from pyramidbench.errors import UserError
 from pyramidbench.nvml import watch_for
-from pyramidbench.registry import create, method_names, preset_names
+from pyramidbench.plugins import plugin_version
+from pyramidbench.registry import all_names, create, hidden_names, preset_names
 from pyramidbench.units import gibibytes, significant
 
 ENOUGH_DISK = 1 << 30
@@ -130,7 +131,15 @@ def _versions(kind: str) -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     """The optional packages of each extra, but that of developers."""
     packages: dict[str, list[str]] = defaultdict(list)
-    for requirement in importlib.metadata.requires("pyramidbench") or []:
+    try:
+        requirements = importlib.metadata.requires("pyramidbench") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            subject="extras", state="note", found="unknown: the package runs from a folder and is not installed",
+            advice="pip install . tells which optional packages it could use",
+        )  # fmt: skip
+        return
+    for requirement in requirements:
         named = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if named and named[1] != "dev":
             packages[named[1]].append(re.split(r"[<>=!~;\[ (]", requirement, maxsplit=1)[0])
@@ -146,17 +155,20 @@ def _extras() -> Iterator[Finding]:
 
 def _methods() -> Iterator[Finding]:
     """How many methods and presets can run here, and for each reason why some cannot, which."""
-    specs = [f"{name}:{preset}" for name in method_names() for preset in preset_names(name)]
+    specs = [f"{name}:{preset}" for name in all_names() for preset in preset_names(name)]
     lacking: dict[str, list[str]] = defaultdict(list)
     for spec in specs:
         if why := create(spec).unavailable():
             lacking[why].append(spec.removesuffix(":default"))
     able = len(specs) - sum(map(len, lacking.values()))
-    found = f"{able} of {len(specs)} presets of {len(method_names())} methods"
+    found = f"{able} of {len(specs)} presets of {len(all_names())} methods"
     advice = "" if able else "what each needs stands below"
     yield Finding(subject="methods", state="ok" if able else "error", found=found, advice=advice)
     for reason, names in lacking.items():
         yield Finding(subject=", ".join(names), state="note", found="cannot run here", advice=reason)
+    for name in hidden_names():
+        hidden = f"that of {plugin_version(name)} is hidden by pyramidbench's own of this name"
+        yield Finding(subject=name, state="note", found=hidden, advice="rename its entry point")
 
 
 def _disk() -> Finding:

@@ -97,9 +97,13 @@ def _method_cells(grid: Grid, spec: MethodSpec, cell: Cell) -> Iterator[Cell]:
             # Every new token has a set of its own.
             parameters = {**parameters, "query_tile": 1}
         method = create(spec.method, parameters)
-        if not isinstance(method, BlockMethod):
+        if not isinstance(method, BlockMethod) or method.adaptive:
             yield cell.model_copy(update={"parameters": parameters})
             continue
         for budget in (Budget(method.top_k),) if "top_k" in spec.parameters else grid.budgets():
-            kept = {**parameters, "top_k": budget.top_k(method, problem)}
+            top_k = budget.top_k(method, problem)
+            # A density is met by the method's own rules already, and a K of the suite's own is the method's.
+            if "top_k" not in spec.parameters and not isinstance(budget.asked, float):
+                top_k = method.own_top_k(top_k, problem)
+            kept = {**parameters, "top_k": top_k}
             yield cell.model_copy(update={"parameters": kept, "budget": budget.text})

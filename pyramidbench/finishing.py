@@ -44,7 +44,7 @@ def _memory(method: Method, loaded: Loaded, training: Training | None, expected:
     """The columns of measured memory, from one call."""
     q, k, v, problem = *loaded.tensors, loaded.problem
     peaks = measure_peaks(
-        lambda: method.select(q, k, problem),
+        lambda: None if method.chooses_inside else method.select(q, k, problem),
         lambda chosen: training.attend(chosen) if training else method.attend(q, k, v, chosen, problem),
         q.device,
         training.backward if training else None,

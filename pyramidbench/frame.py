@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, geometric_mean
@@ -17,9 +18,10 @@ from pyramidbench.registry import create
 from pyramidbench.units import integer, is_missing, one_line
 
 PROBLEM = [
-    "device", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "pass", "input", "seq_len", "seq_len_kv",
+    "run", "device", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "pass", "input", "seq_len", "seq_len_kv",
 ]  # fmt: skip
-"""Columns that two rows must share before one may be called faster than the other."""
+"""Columns that two rows must share before one may be called faster than the other. `run` names the run where several are
+read together, and is missing where there is one."""
 BUDGET = ["block_size", "top_k", "levels", "query_tile"]
 KEYS = ["method", "kind", "backend", *PROBLEM, *BUDGET, "parameters"]
 """Columns that two cells must share before they may be averaged: all but layer and seed."""
@@ -28,17 +30,19 @@ MEANS = [
     "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "append_s", "attend_s", "backward_s",
     "tokens_per_s", "bytes_per_token", "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept",
     "mass_kept_p5", "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
+    "useful_flops_per_s",
 ]  # fmt: skip
 WEAKEST = ["recall_worst_head", "mass_kept_worst_head", "samples", "sampled_tiles"]
 LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes", "memory_flagged"]
 SPEEDUP = ["speedup", "speedup_low", "speedup_high"]
-TEXTS = ["reason", "budget", "dense_method", "quality_source", "clock", "speedup_reason"]
+TEXTS = ["cell", "seed", "reason", "budget", "dense_method", "quality_source", "clock", "speedup_reason"]
 Row = dict[Any, Any]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Rows that may stand in one table or figure: one device, pass, input, set of layers, head shape, dtype, block size."""
+    """Rows that may stand in one table or figure: one run, device, pass, input, set of layers, head shape, dtype, block
+    size."""
 
     text: str
     rows: pd.DataFrame
@@ -107,7 +111,7 @@ def _references(frame: pd.DataFrame) -> Iterator[tuple[Row, Row | None, Row | No
 
 def _key(row: Row, keys: Iterable[str]) -> tuple[object, ...]:
     """Values that can be compared: missing ones are equal, whatever stands for them."""
-    return tuple(None if is_missing(row[key]) else row[key] for key in keys)
+    return tuple(None if is_missing(row.get(key)) else row[key] for key in keys)
 
 
 def summarise(frame: pd.DataFrame) -> pd.DataFrame:
@@ -119,7 +123,10 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     `label` tells apart rows of one method whose parameters differ beyond the budget, e.g. "pyramid beam=1".
     """
     source = with_speedups(frame).assign(speedup_reason=speedup_reasons(frame))
-    source["device"] = _only_value_filled(source["device"])
+    if "run" not in source:
+        source["run"] = None
+    source["device"] = source.groupby("run", dropna=False)["device"].transform(_only_value_filled)
+    source["backend"] = _dense_backends_joined(source)
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in source.to_dict("records"):
         measured_how = ("measured", is_missing(row["latency_s"]))
@@ -133,6 +140,23 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     summary[numeric] = summary[numeric].apply(pd.to_numeric)
     summary["label"] = labels(summary)
     return summary
+
+
+def _dense_backends_joined(source: pd.DataFrame) -> pd.Series:
+    """The backends, and for a dense method all that it took on one problem: plain `dense` may find another kernel the fastest
+    on another layer, and is one row still."""
+    keys, taken = [key for key in KEYS if key != "backend"], dict[tuple[object, ...], set[str]]()
+    rows = source.to_dict("records")
+    for row in rows:
+        if row["kind"] == "dense" and not is_missing(row["backend"]):
+            taken.setdefault(_key(row, keys), set()).add(str(row["backend"]))
+    joined = [
+        " or ".join(sorted(taken[_key(row, keys)]))
+        if row["kind"] == "dense" and _key(row, keys) in taken
+        else row["backend"]
+        for row in rows
+    ]
+    return pd.Series(joined, index=source.index, dtype=object)
 
 
 def _joined(rows: list[Row]) -> Row:
@@ -193,8 +217,8 @@ def _short(value: object) -> str:
 
 
 def settings(summary: pd.DataFrame) -> list[Setting]:
-    """The summary cut into what may be compared, the largest part first. Dense rows, which have no blocks, join every
-    block size of their problem."""
+    """The summary cut into what may be compared, the largest part first (of several runs: the largest of each, then the
+    next). Dense rows, which have no blocks, join every block size of their problem."""
     parts = []
     for _, rows in summary.groupby(SETTING, dropna=False, sort=False):
         uneven = (rows["seq_len"] != rows["seq_len_kv"]).map({True: 1.0, False: 0.0}) * rows["seq_len"]
@@ -204,14 +228,22 @@ def settings(summary: pd.DataFrame) -> list[Setting]:
             for size in sizes:
                 kept = same if size is None else same[same["block_size"].isna() | (same["block_size"] == size)]
                 parts.append(Setting(_setting_text(kept.iloc[0], size, int(float(str(queries)))), kept))
-    return sorted(parts, key=lambda part: -len(part.rows))
+    parts.sort(key=lambda part: -len(part.rows))
+    before = Counter[object]()
+    ranks = []
+    for part in parts:
+        run = part.rows["run"].iloc[0]
+        ranks.append(before[run])
+        before[run] += 1
+    return [part for _, part in sorted(zip(ranks, parts), key=lambda ranked: ranked[0])]
 
 
 def _setting_text(row: pd.Series, block_size: float | None, queries: int) -> str:
     heads, kv_heads = integer(row["heads"]), integer(row["kv_heads"])
     several = "," in str(row["layers"])
     parts = [
-        one_line(row["input"]),
+        "" if is_missing(row["run"]) else f"run {one_line(row['run'])}: {one_line(row['input'])}",
+        one_line(row["input"]) if is_missing(row["run"]) else "",
         "" if is_missing(row["layers"]) else f"mean of layers {row['layers']}" if several else f"layer {row['layers']}",
         f"batch {integer(row['batch'])}",
         f"{heads} heads" if heads == kv_heads else f"{heads}:{kv_heads} heads",

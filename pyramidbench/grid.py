@@ -115,7 +115,7 @@ def plain(method: str, parameters: Mapping[str, object]) -> dict[str, object]:
     for name, value in parameters.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"method '{method}': {name} = {value}: not a finite number.")
-    return {name: getattr(made, name) for name in parameters}
+    return {name: getattr(made, name, value) for name, value in parameters.items()}
 
 
 class Grid(BaseModel):

@@ -53,7 +53,8 @@ class Judged:
 @dataclass
 class GroupSweep:
     """Measures groups one after another. `cells` are all of the sweep; `verdict` gives the record of a cell that must not run,
-    as things stand; `started` and `done` are told of every cell, `done` with the wall time that it took."""
+    as things stand; `started` and `done` are told of every cell, `done` with the wall time that it took, and `timing` of those
+    that are timed in turns."""
 
     cells: Sequence[Cell]
     worker: Measuring
@@ -62,6 +63,7 @@ class GroupSweep:
     estimator: Estimator
     verdict: Callable[[PlannedCell], Record | None]
     started: Callable[[Cell], None]
+    timing: Callable[[Sequence[Cell]], None]
     done: Callable[[Cell, Record, float], None]
     spent_s: dict[str, float] = field(default_factory=dict)
 
@@ -90,6 +92,7 @@ class GroupSweep:
         """Time these cells in turns, beside the fastest dense one of the group where it is not among them."""
         measured_before = self._reference(cells)
         entrants = [*cells, *measured_before]
+        self.timing([judged.cell for judged in cells])
         start = time.perf_counter()
         entrants, timings = self._timed(entrants, {judged.cell.identity for judged in measured_before})
         timed_s = time.perf_counter() - start

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from pyramidbench import inputs
+from pyramidbench.budget import reached
 from pyramidbench.cell import Cell
 from pyramidbench.device import synchronize
+from pyramidbench.fastest import Choice, fastest
 from pyramidbench.gate import Called, Passed, check_call, check_causal, check_form, gate_tiling
 from pyramidbench.gate_gradients import check_gradients, check_gradients_causal
 from pyramidbench.method import Method
@@ -37,6 +39,7 @@ class Loaded:
     v: Tensor
     problem: Problem
     exact: dict[Tiling, tuple[Tensor, ExactRows, TileMass | None]] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
 
     @classmethod
     def of(cls, cell: Cell, device: torch.device) -> Loaded:
@@ -46,6 +49,13 @@ class Loaded:
     @property
     def tensors(self) -> QKV:
         return self.q, self.k, self.v
+
+    def choose(self, method: Method) -> Choice:
+        """The fastest of a method's alternatives, measured when first asked for; most methods stand for themselves."""
+        asked = f"{method.name} {method}"
+        if asked not in self.choices:
+            self.choices[asked] = fastest(method, *self.tensors, self.problem)
+        return self.choices[asked]
 
     def exact_rows(self, tiling: Tiling, elements: int) -> tuple[Tensor, ExactRows, TileMass | None]:
         """Sampled tiles, exact attention on them in fp32, and the mass of more tiles where a faster source runs."""
@@ -70,6 +80,7 @@ def judge(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> dic
     columns = {
         "backend": method.backend(problem),
         **work(method, problem, called.selection),
+        "budget_reached": reached(cell.budget, method, problem, called.selection),
         **asdict(_quality(cell, method, called, loaded, settings)),
         "quality_source": inputs.quality_source(cell.input),
     }

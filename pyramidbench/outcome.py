@@ -84,8 +84,11 @@ def describe(cell: Cell, settings: Settings) -> dict[str, Any]:
     )
     values |= {name: getattr(cell, name) for name in same}
     if isinstance(method, BlockMethod):
-        values |= {name: getattr(method, name) for name in ("block_size", "top_k", "query_tile")}
-        values["levels"] = method.walked_levels(cell.problem(settings.device))
+        values |= {name: getattr(method, name) for name in ("block_size", "query_tile")}
+        problem = cell.problem(settings.device)
+        values["top_k"] = None if method.adaptive else method.shared_top_k(problem)
+        values["budget_set"] = method.budget_set()
+        values["levels"] = method.walked_levels(problem)
     return values
 
 

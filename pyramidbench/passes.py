@@ -40,7 +40,9 @@ class Training:
         return cls(method, (_leaf(q), _leaf(k), _leaf(v)), d_out, problem)
 
     def select(self) -> BlockSelection | None:
-        """The method's blocks, chosen without a graph."""
+        """The method's blocks, chosen without a graph; None where it chooses inside its attention."""
+        if self.method.chooses_inside:
+            return None
         q, k, _ = (leaf.detach() for leaf in self.leaves)
         with frozen(q.device):
             return self.method.select(q, k, self.problem)

@@ -11,13 +11,15 @@ from typing import Literal
 from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.cost import Cost
+from pyramidbench.errors import UserError
 from pyramidbench.expand import DescribeInput
+from pyramidbench.fastest import TIMING_S
 from pyramidbench.inputs import describe_input
 from pyramidbench.method import Kind
 from pyramidbench.passes import pass_cost
 from pyramidbench.record import MEASURED, Record
 from pyramidbench.sampling import FEWEST_SAMPLES
-from pyramidbench.units import gibibytes
+from pyramidbench.units import gibibytes, one_line
 
 Verdict = Literal["run", "skipped", "unsupported"]
 
@@ -39,6 +41,8 @@ TIMED_CALLS = 4
 for its rates or the host's time, the gate again."""
 GRADIENT_CALLS = 5
 """Calls that the gate makes besides, where the pass has gradients."""
+CHOOSING_CALLS = 5
+"""Calls of each alternative, at least: one for the gate, one to learn how long it takes, three samples."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES
 """Calls under the clock at least: one to learn how long it takes, and the samples."""
 
@@ -99,10 +103,12 @@ class Estimator:
     ratios: dict[str, Observed] = field(default_factory=dict)
     checks: dict[bool, Observed] = field(default_factory=lambda: {key: Observed(s) for key, s in CHECKS_S.items()})
     costs: dict[str, Cost] = field(default_factory=dict)
+    alternatives: dict[str, int] = field(default_factory=dict)
 
     def predict(self, cell: Cell) -> float:
-        """Seconds that the whole cell takes: its calls, the gate and quality."""
-        return self._calls_s(cell, self.call_seconds(cell)) + self.checks[cell.timed].mean
+        """Seconds that the whole cell takes: its calls, the gate and quality, and the choice among alternatives."""
+        call_s = self.call_seconds(cell)
+        return self._calls_s(cell, call_s) + self.checks[cell.timed].mean + self._choosing_s(cell, call_s)
 
     def call_seconds(self, cell: Cell) -> float:
         """Seconds of one call of the cell's method."""
@@ -127,6 +133,14 @@ class Estimator:
             self.costs[cell.identity] = pass_cost(cell.make_method(), cell.problem(self.device_kind))
         return self.costs[cell.identity]
 
+    def rivals(self, cell: Cell) -> int:
+        """How many alternatives of the cell's method are timed before the cell; 0 where there is no choice. Looked up once:
+        it asks which packages are installed."""
+        if cell.identity not in self.alternatives:
+            found = cell.make_method().alternatives(cell.problem(self.device_kind)) if cell.timed else ()
+            self.alternatives[cell.identity] = len(found) if len(found) > 1 else 0
+        return self.alternatives[cell.identity]
+
     def total(self, cells: Iterable[Cell]) -> float:
         """Seconds that these cells take one after another."""
         return sum(self.predict(cell) for cell in cells)
@@ -135,6 +149,10 @@ class Estimator:
         if not cell.timed:
             return CHECKED_CALLS[False] * call_s
         return _unclocked_calls(cell) * call_s + max(self.timing_s, CLOCK_CALLS * call_s)
+
+    def _choosing_s(self, cell: Cell, call_s: float) -> float:
+        """Seconds that it takes to find the fastest of the method's alternatives, of which the slowest may take longer."""
+        return self.rivals(cell) * (TIMING_S + CHOOSING_CALLS * call_s)
 
     def _raw_call(self, cell: Cell) -> float:
         """Seconds of one call before any correction."""
@@ -166,6 +184,18 @@ def judge(
     cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput = describe_input
 ) -> PlannedCell:
     """The verdict on one cell, by what the estimator knows now."""
+    try:
+        return _judge(cell, estimator, budget_s, memory_bytes, describe)
+    except UserError:
+        raise
+    except Exception as error:  # a user's own method may raise anything, and the others go on
+        reason = f"{cell.method} cannot be planned: {one_line(f'{type(error).__name__}: {error}')}"
+        return PlannedCell(cell, "unsupported", reason, None, None)
+
+
+def _judge(
+    cell: Cell, estimator: Estimator, budget_s: float, memory_bytes: float, describe: DescribeInput
+) -> PlannedCell:
     method, problem = cell.make_method(), cell.problem(estimator.device_kind)
     reason = method.unavailable() or method.unsupported(problem) or _input_limit(cell, describe(cell.input))
     if reason is not None:
@@ -179,6 +209,7 @@ def judge(
         )
     elif seconds > budget_s:
         calls = _unclocked_calls(cell) + CLOCK_CALLS if cell.timed else CHECKED_CALLS[False]
+        calls += CHOOSING_CALLS * estimator.rivals(cell)
         reason = (
             f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
             "raise --cell-budget"

@@ -51,6 +51,12 @@ class SweepProgress:
     def started(self, cell: Cell, left_s: float) -> None:
         self.bar.update(self.task, description=_name(cell), left=duration(left_s))
 
+    def timing(self, cells: Sequence[Cell]) -> None:
+        methods = (
+            _name(cells[0]) if len(cells) == 1 else f"{len(cells)} methods in turns at {tokens(cells[0].seq_len_kv)}"
+        )
+        self.bar.update(self.task, description=f"timing {methods}")
+
     def finished(self, record: Record) -> None:
         self.done += 1
         self.bar.update(self.task, completed=self.done)

@@ -3,7 +3,8 @@
 The oracle is exact attention in fp32 on the sampled query tiles; mass may be known on more of them, from a source that
 agrees with it there. A block's mass is its share of a tile's attention, and exact Top-K ranks by it. Forced blocks are kept
 by every method, so recall leaves them out on both sides; a tile with no more eligible blocks than K is trivial: any method
-keeps all of them, so it says nothing and is left out too.
+keeps all of them, so it says nothing and is left out too. A method that chooses how many blocks it keeps (Top-p) is compared
+with as many of the best blocks, tile by tile.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def measure_quality(
 
 @dataclass(frozen=True)
 class _Judged:
-    """Masks and masses of the sampled tiles. mass: [B, sets, T, blocks]; masks bool of that shape; ranked: [T]."""
+    """Masks and masses of the sampled tiles. mass: [B, sets, T, blocks]; masks bool of that shape.
+
+    ranked: blocks kept besides the forced ones, int64 [T]; [B, sets, T] of a method that chooses how many.
+    """
 
     mass: Tensor
     listed: Tensor
@@ -104,14 +108,21 @@ class _Judged:
         sets = selection.indices.shape[1]
         mass = mass.unflatten(1, (sets, problem.heads // sets)).mean(2)
         forced = tiling.forced(tiles, method.sinks(problem), method.locals(problem))
-        keep = ranked_count(method.top_k, forced, method.forced_in_budget)
         block = torch.arange(tiling.blocks, device=mass.device).expand(len(tiles), -1)
-        best = top_blocks(mass, tiles, tiling, forced, keep)
+        is_forced = forced.contains(block, 1).expand_as(mass)
+        listed = _mask(selection.indices[:, :, tiles].long(), tiling.blocks)
+        if method.adaptive:
+            keep = (listed & ~is_forced).sum(-1)
+            may = tiling.complete(block, tiles[:, None], tiling.block_size) & ~is_forced
+            best = is_forced | _best_of(mass.masked_fill(~may, -1.0), keep)
+        else:
+            keep = ranked_count(method.top_k, forced, method.forced_in_budget)
+            best = _mask(top_blocks(mass, tiles, tiling, forced, keep), tiling.blocks)
         return cls(
             mass=mass,
-            listed=_mask(selection.indices[:, :, tiles].long(), tiling.blocks),
-            best=_mask(best, tiling.blocks),
-            forced=forced.contains(block, 1).expand_as(mass),
+            listed=listed,
+            best=best,
+            forced=is_forced,
             ranked=keep,
             trivial=tiling.eligible(tiles, forced) <= keep,
         )
@@ -161,6 +172,13 @@ class _Judged:
 def _mask(indices: Tensor, blocks: int) -> Tensor:
     mask = torch.zeros((*indices.shape[:-1], blocks + 1), dtype=torch.bool, device=indices.device)
     return mask.scatter_(-1, torch.where(indices < 0, blocks, indices), True)[..., :-1]
+
+
+def _best_of(mass: Tensor, count: Tensor) -> Tensor:
+    """The `count` highest of the last dimension, a count for each row: bool like `mass`; ties to the lower block."""
+    order = mass.sort(dim=-1, descending=True, stable=True).indices
+    taken = torch.arange(mass.shape[-1], device=mass.device) < count[..., None]
+    return torch.zeros_like(taken).scatter_(-1, order, taken)
 
 
 def _output_error(got: Tensor, exact: Tensor) -> Tensor:

@@ -49,10 +49,18 @@ class Record(BaseModel):
     seq_len: int | None = _column("queries, tokens")
     seq_len_kv: int | None = _column("keys, tokens")
     block_size: int | None = _column("keys in a block")
-    top_k: int | None = _column("blocks kept by rank")
+    top_k: int | None = _column(
+        "blocks kept by rank, beside the sink and local blocks that all keep; null where tiles choose for themselves how many"
+    )
     levels: int | None = _column("levels walked, the block level included; 1 is a single pass")
     query_tile: int | None = _column("consecutive queries that share one set of blocks; 1 is token level")
     budget: str | None = _column("the budget as it was asked for, e.g. top_k=8, sparsity=0.9, keep=5%")
+    budget_set: str | None = _column(
+        "what that came to in the method's own parameter; null where it decides for itself"
+    )
+    budget_reached: str | None = _column(
+        "what came out, in the terms in which it was asked for: mean over query tiles and sets, of pairs for sparsity"
+    )
     parameters: str | None = _column("all parameters of the method, as JSON")
     seed: int | None = _column("seed of the inputs and of sampling")
     latency_s: float | None = _column(

@@ -1,4 +1,4 @@
-"""The tables of docs/ that follow from the code: result columns and methods. `python -m pyramidbench.reference docs`."""
+"""The tables of README.md and docs/ that follow from the code: columns and methods. `python -m pyramidbench.reference docs`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pydantic import BaseModel
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.evaluation.record import EvaluationRecord
+from pyramidbench.facts import facts
 from pyramidbench.manifest import Manifest, Source
 from pyramidbench.profiling.profile import Profile
 from pyramidbench.profiling.rows import KernelRow, StageRow
@@ -27,6 +29,11 @@ LISTS = {str: "list of texts", Source: "list of tables"}
 def columns_markdown() -> str:
     """Every result column in the order of the files, as a Markdown table: name, type, meaning."""
     return _fields(Record, "column")
+
+
+def evaluation_columns_markdown() -> str:
+    """Every result column of an evaluation, likewise."""
+    return _fields(EvaluationRecord, "column")
 
 
 def manifest_markdown() -> str:
@@ -78,11 +85,24 @@ def methods_markdown() -> str:
     return _table(["method", "kind", "presets", "what it is", "source"], rows)
 
 
+def facts_markdown() -> str:
+    """Every method that comes with pyramidbench, as the Markdown table of README.md: what it keeps, what choosing costs, which
+    passes it has. What runs on this machine is not in it."""
+    rows = []
+    for name in method_names():
+        known = facts(name)
+        passes = ["yes" if has else "–" for has in (known.forward, known.backward, known.decode)]
+        rows.append([f"`{name}`", known.kind, known.granularity, known.selection_cost, *passes])
+    return _table(["method", "kind", "tile × block", "choosing", "forward", "backward", "decode"], rows)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"methods": facts_markdown},
     "results.md": {
         "columns": columns_markdown, "manifest": manifest_markdown, "sources": sources_markdown, "device": device_markdown,
         "versions": versions_markdown, "profile": profile_markdown, "stages": stages_markdown, "kernels": kernels_markdown,
     },
+    "evaluation.md": {"columns": evaluation_columns_markdown},
     "methods.md": {"methods": methods_markdown},
 }  # fmt: skip
 
@@ -103,9 +123,9 @@ def filled(page: str, text: str) -> str:
 
 
 def main(folder: Path) -> None:
-    """Rewrite the tables of the pages in a folder."""
+    """Rewrite the tables of the pages in a folder docs/, and of the README beside it."""
     for page in TABLES:
-        path = folder / page
+        path = folder.resolve().parent / page if page == "README.md" else folder / page
         path.write_text(filled(page, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 

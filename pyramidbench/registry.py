@@ -1,19 +1,16 @@
-"""The registry: finds methods by name (one file each in methods/), or in a user's own file, and makes them from text."""
+"""The registry: finds methods by name (one file each in methods/), or among plug-ins, and makes them from text."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-import inspect
 import pkgutil
-import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from pyramidbench import plugins
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.method import Method
 from pyramidbench.oracle import MassSource
@@ -31,18 +28,40 @@ def method_names() -> tuple[str, ...]:
     return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
 
 
+def all_names() -> tuple[str, ...]:
+    """Names of all methods that can be named here: those of pyramidbench and of installed packages, sorted."""
+    return tuple(sorted({*method_names(), *plugins.entry_points()}))
+
+
+def hidden_names() -> tuple[str, ...]:
+    """Names of packages' methods that cannot be had, since pyramidbench has one of that name itself."""
+    return tuple(sorted({*method_names()} & {*plugins.entry_points()}))
+
+
 @cache
 def method_class(name: str) -> type[Method]:
-    """The class behind a method's name, or behind the path of a Python file that defines one.
+    """The class behind a method's name, or behind the path of a Python file that defines one; of a plug-in that is broken, a
+    `plugins.Broken`. A name of pyramidbench's own goes before a package's.
 
     Raises:
-        UserError: no such method, or a file that cannot be used; the message says why.
+        UserError: no such method or file.
     """
     if name.endswith(".py"):
-        return _class_in(_load_file(Path(name)), name, Path(name).stem)
-    if name not in method_names():
-        raise unknown("method", name, method_names())
-    return _class_in(importlib.import_module(f"{PACKAGE}.{name}"), name, name)
+        return plugins.from_file(name)
+    if name in method_names():
+        return plugins.class_in(importlib.import_module(f"{PACKAGE}.{name}"), name)
+    if name in plugins.entry_points():
+        return plugins.from_package(name)
+    raise unknown("method", name, all_names())
+
+
+def fault(spec: str) -> str | None:
+    """What is wrong with the plug-in of a spec, in one line; None for one that is fine, and for any other method."""
+    try:
+        cls = method_class(spec.partition(":")[0])
+    except UserError:
+        return None
+    return cls.fault if issubclass(cls, plugins.Broken) else None
 
 
 def split_spec(spec: str) -> tuple[str, str]:
@@ -53,7 +72,7 @@ def split_spec(spec: str) -> tuple[str, str]:
     """
     name, _, preset = spec.partition(":")
     presets = preset_names(name)
-    if preset and preset not in presets:
+    if preset and preset not in presets and fault(name) is None:
         raise unknown(f"preset of method '{name}':", preset, presets)
     return name, preset or "default"
 
@@ -76,6 +95,8 @@ def create(spec: str, parameters: Mapping[str, object] | None = None) -> Method:
     """
     name, preset = split_spec(spec)
     cls = method_class(name)
+    if issubclass(cls, plugins.Broken):
+        return cls()
     given = {**cls.presets.get(preset, {}), **(parameters or {})}
     for key in given:
         if key not in parameter_names(name):
@@ -111,34 +132,3 @@ def describe(error: ValidationError) -> str:
 def _is_branch(step: int | str) -> bool:
     """Whether a step of an error's location names the branch of a union rather than a key."""
     return isinstance(step, str) and (step in ("int", "float", "none", "str") or "[" in step or "-" in step)
-
-
-def _load_file(path: Path) -> object:
-    if not path.is_file():
-        raise UserError(f"method file '{path}' does not exist; give the path of a Python file that defines a Method.")
-    module_name = f"pyramidbench_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserError(f"method file '{path}' does not load: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _class_in(module: object, given: str, name: str) -> type[Method]:
-    """The one Method that a module defines itself, with its name set to the file's."""
-    own = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == getattr(module, "__name__", "")
-    ]
-    if len(own) != 1:
-        raise UserError(f"'{given}' defines {len(own)} methods; accepted: exactly one subclass of Method per file.")
-    if not dataclasses.is_dataclass(own[0]) or "__dataclass_fields__" not in vars(own[0]):
-        raise UserError(f"'{given}': {own[0].__name__} is not a dataclass; put @dataclass(frozen=True) above it.")
-    own[0].name = name
-    return own[0]

@@ -12,24 +12,15 @@ from rich.table import Table
 from rich.text import Text
 
 from pyramidbench.cell import Cell
-from pyramidbench.comparing.comparison import Comparison
-from pyramidbench.comparing.table import columns as compared_columns
-from pyramidbench.comparing.table import sentences
-from pyramidbench.doctor import Finding
+from pyramidbench.facts import Facts
 from pyramidbench.frame import Row, Setting, measured, settings, summarise
-from pyramidbench.merging import Merging
-from pyramidbench.profiling.profile import Profile
-from pyramidbench.profiling.table import about, kernel_table, stage_table
-from pyramidbench.profiling.table import sentences as profile_sentences
 from pyramidbench.recall_table import recall_tables
-from pyramidbench.registry import create, method_class, preset_names
 from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
-from pyramidbench.tables import RESULTS, Column, failure_columns, failures, groups
-from pyramidbench.units import MISSING, duration, mebibytes, milliseconds, one_line, tokens
+from pyramidbench.tables import METHODS, RESULTS, Column, failure_columns, failures, groups
+from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
-STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
 ASCII = str.maketrans({"±": "+-", "×": "x", "÷": "/", "–": "-", "…": "...", "²": "^2", "≥": ">="})
 
 
@@ -55,22 +46,22 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
     for setting in settings(summary):
         blocks = [group.rows for group in groups(setting)]
         if blocks:
-            _show_columns(console, setting.text, RESULTS, blocks)
-            _line(console, _reference(setting))
+            show_columns(console, setting.text, RESULTS, blocks)
+            print_line(console, _reference(setting))
             cells = int(measured(setting.rows)["cells"].max())
             if cells > 1:
-                _line(console, f"A row is the mean over layers and seeds: up to {cells} cells.")
+                print_line(console, f"A row is the mean over layers and seeds: up to {cells} cells.")
             _show_scaling(console, setting)
     if summary.empty:
-        _line(console, "This run holds no cell.")
+        print_line(console, "This run holds no cell.")
     elif measured(summary).empty:
-        _line(console, "No cell gave a number.")
+        print_line(console, "No cell gave a number.")
     else:
-        _explain(console, RESULTS)
+        explain(console, RESULTS)
     for note in caveats(summary):
-        _line(console, f"! {note}", "yellow")
+        print_line(console, f"! {note}", "yellow")
     if lost := failures(summary):
-        _show_columns(console, "Cells without a number", failure_columns(summary), [lost])
+        show_columns(console, "Cells without a number", failure_columns(summary), [lost])
 
 
 def _show_scaling(console: Console, setting: Setting) -> None:
@@ -78,7 +69,7 @@ def _show_scaling(console: Console, setting: Setting) -> None:
     rows = scaling_rows(scalings(setting))
     if rows:
         show_table(console, "How time grows with the length", rows, HEADERS)
-        _line(console, MEANING, "dim")
+        print_line(console, MEANING, "dim")
 
 
 def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> None:
@@ -90,51 +81,11 @@ def show_recall(console: Console, frame: pd.DataFrame, by: Sequence[str]) -> Non
     """
     tables = recall_tables(frame, by)
     for title, columns, blocks in tables:
-        _show_columns(console, title, columns, blocks)
+        show_columns(console, title, columns, blocks)
     if not tables:
-        _line(console, "No row has a recall.")
+        print_line(console, "No row has a recall.")
         return
-    _explain(console, tables[0][1])
-
-
-def show_comparison(console: Console, comparison: Comparison) -> None:
-    """Print what differs between two runs or two methods: a row per pair of cells, and what it comes to."""
-    shown = compared_columns(comparison)
-    _show_columns(console, "Comparison, B against A", shown, [comparison.frame.to_dict("records")], "--json")
-    for line in sentences(comparison):
-        _line(console, line)
-    _explain(console, [column for column in shown if column.meaning])
-
-
-def show_merge(console: Console, merging: Merging) -> None:
-    """Print what is merged: each run with what is taken from it, the conflicts, and what else differs."""
-    rows = []
-    for run in merging.runs:
-        taken = sum(source is run for _, source in merging.kept)
-        rows.append([run.path.name, one_line(run.device.name), str(len(run.records)), str(taken)])
-    show_table(console, "Merge", rows, ["run", "device", "cells", "taken"])
-    if merging.conflicts:
-        twice = [
-            [f"{found.first.method} at {tokens(found.first.seq_len_kv)}", found.first.cell, *(
-                f"{milliseconds(record.latency_s)} ({run})"
-                for record, run in ((found.first, found.first_run), (found.last, found.last_run))
-            )]
-            for found in merging.conflicts
-        ]  # fmt: skip
-        show_table(console, "Measured twice on one device, ms", twice, ["cell", "identity", "first", "last"])
-    for note in merging.notes:
-        _line(console, f"! {note}.", "yellow")
-
-
-def show_profile(console: Console, profile: Profile) -> None:
-    """Print a profile: its stages, its kernels, and what the whole call comes to."""
-    _line(console, about(profile), "bold")
-    for shown in (stage_table(profile), kernel_table(profile)):
-        _show_columns(console, shown.title, shown.columns, [shown.rows], "stages.csv and kernels.csv")
-        for note in shown.notes:
-            _line(console, note, "dim")
-    for line in profile_sentences(profile):
-        _line(console, line)
+    explain(console, tables[0][1])
 
 
 def show_plan(console: Console, planned: Iterable[Planned]) -> None:
@@ -162,35 +113,25 @@ def show_plan(console: Console, planned: Iterable[Planned]) -> None:
     total = sum(plan.seconds or 0.0 for plan in running)
     counts = pd.Series([plan.verdict for plan in cells], dtype=object).value_counts()
     others = "".join(f", {count} {verdict}" for verdict, count in counts.items() if verdict != "run")
-    _line(console, f"{len(running)} of {len(cells)} cells run, in about {duration(total)}{others}.")
+    print_line(console, f"{len(running)} of {len(cells)} cells run, in about {duration(total)}{others}.")
 
 
-def show_methods(console: Console, names: Iterable[str]) -> None:
-    """Print methods with their kind, presets, what they are, and why one cannot run here."""
-    rows = []
-    for name in names:
-        first_line = (method_class(name).__doc__ or "").strip().partition("\n")[0]
-        kind, missing = method_class(name).kind, create(name).unavailable()
-        rows.append([name, kind, ", ".join(preset_names(name)), missing or "", first_line])
-    show_table(console, "Methods", rows, ["method", "kind", "presets", "unavailable", "what it is"])
-
-
-def show_findings(console: Console, findings: Iterable[Finding]) -> None:
-    """Print what the doctor found: a line each, with what to do about it below."""
-    if not console.is_terminal:
-        rows = [[finding.state, finding.subject, finding.found, finding.advice] for finding in findings]
-        show_table(console, "Doctor", rows, ["state", "what", "found", "what to do"])
-        return
-    table = Table.grid(padding=(0, 2))
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for finding in findings:
-        told = Text(one_line(finding.found))
-        if finding.advice:
-            told.append(f"\n→ {one_line(finding.advice)}", "dim" if finding.state in ("ok", "note") else "")
-        table.add_row(Text(finding.state, STATES[finding.state]), Text(one_line(finding.subject)), told)
-    console.print(table)
+def show_methods(console: Console, methods: Sequence[Facts]) -> None:
+    """Print what there is to know of methods before one tries them, and then why some cannot run here."""
+    rows: list[Row] = [
+        {
+            **method.model_dump(),
+            "passes": method.passes,
+            "here": "no" if method.unavailable else "yes",
+            "text": method.summary,
+        }
+        for method in methods
+    ]
+    show_columns(console, "Methods", METHODS, [rows], "`pyramidbench list methods --json`")
+    explain(console, METHODS)
+    for method in methods:
+        if method.unavailable:
+            print_line(console, f"{method.name}: {method.unavailable}", "yellow")
 
 
 def show_table(console: Console, title: str, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
@@ -205,7 +146,7 @@ def _is_number(text: str) -> bool:
     return not text or text == MISSING or text[0].isdigit()
 
 
-def _show_columns(
+def show_columns(
     console: Console,
     title: str,
     columns: Sequence[Column],
@@ -226,7 +167,7 @@ def _show_columns(
     _show(console, title, [(column.header, column.is_text) for column in shown], texts, styles)
     if len(shown) < len(columns):
         hidden = ", ".join(column.header for column in columns if column not in shown)
-        _line(
+        print_line(
             console,
             f"Left out for want of width: {hidden}. A wider terminal, {elsewhere} have them.",
             "dim",
@@ -264,13 +205,13 @@ def _show_plain(console: Console, title: str, heads: list[tuple[str, bool]], row
     lines = [[name for name, _ in heads], *([one_line(cell) for cell in row] for row in rows)]
     lines = [[cell.translate(ASCII) for cell in line] for line in lines]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    _line(console, f"# {title}")
+    print_line(console, f"# {title}")
     for line in lines:
         padded = [
             cell.ljust(width) if is_text else cell.rjust(width)
             for cell, width, (_, is_text) in zip(line, widths, heads)
         ]
-        _line(console, "  ".join(padded).rstrip(), squeeze=False)
+        print_line(console, "  ".join(padded).rstrip(), squeeze=False)
 
 
 def _width(heads: list[str], blocks: list[list[list[str]]]) -> int:
@@ -280,7 +221,7 @@ def _width(heads: list[str], blocks: list[list[list[str]]]) -> int:
     return sum(cells) + 3 * len(cells) + 1
 
 
-def _line(console: Console, text: str, style: str = "", *, squeeze: bool = True) -> None:
+def print_line(console: Console, text: str, style: str = "", *, squeeze: bool = True) -> None:
     """One line of plain text: no markup, no highlighting; not wrapped where no one has set a width."""
     text = one_line(text) if squeeze else text
     plain = not console.is_terminal
@@ -289,18 +230,21 @@ def _line(console: Console, text: str, style: str = "", *, squeeze: bool = True)
     )
 
 
-def _explain(console: Console, columns: Sequence[Column]) -> None:
+def explain(console: Console, columns: Sequence[Column]) -> None:
     for column in columns:
-        _line(console, f"{column.header}: {column.meaning}", "dim")
+        print_line(console, f"{column.header}: {column.meaning}", "dim")
 
 
 def _reference(setting: Setting) -> str:
     """Which dense methods the speed-ups of a setting refer to, and where there are none."""
     rows = measured(setting.rows)
     device = "an unknown device" if rows["device"].dropna().empty else rows["device"].dropna().iloc[0]
+    dense = rows[rows["kind"] == "dense"].to_dict("records")
+    ran = {(row["method"], row["seq_len_kv"]): row["backend"] for row in dense}
     names: dict[str, list[Any]] = {}
     for row in rows.dropna(subset=["dense_method"]).to_dict("records"):
-        names.setdefault(row["dense_method"], []).append(row["seq_len_kv"])
+        by = ran.get((row["dense_method"], row["seq_len_kv"]))
+        names.setdefault(f"{row['dense_method']} by {by}" if by else row["dense_method"], []).append(row["seq_len_kv"])
     if not names:
         return f"No speed-up: no dense method was timed beside these rows. Device: {device}."
     parts = [f"{name} ({', '.join(tokens(n) for n in sorted(set(lengths)))})" for name, lengths in names.items()]

@@ -16,6 +16,7 @@ import torch
 from pyramidbench.cell import Cell
 from pyramidbench.clock import Call
 from pyramidbench.errors import UserError
+from pyramidbench.fastest import Choice
 from pyramidbench.finishing import finish
 from pyramidbench.gate import GateFailure
 from pyramidbench.judging import Loaded, judge, seconds_of
@@ -74,7 +75,7 @@ class Runner:
 
         def whole() -> Record:
             loaded = self._load(cell)
-            method = self.compiled.setdefault(cell.identity, cell.make_method())
+            method = self._method(cell)
             return finish(method, loaded, judged, timing, self.settings.cache)
 
         return self._recorded(cell, whole)
@@ -110,10 +111,13 @@ class Runner:
         if reason is not None:
             return failed(cell, self.settings, "unsupported", reason)
         imported_s = time.perf_counter() - start
-        columns = describe(cell, self.settings) | judge(cell, method, self._load(cell), self.settings)
+        loaded = self._load(cell)
+        choice = loaded.choose(method) if cell.timed else Choice(method)
+        columns = describe(cell, self.settings) | judge(cell, choice.method, loaded, self.settings)
+        columns["reason"] = choice.note
         if cell.timed:
             columns["setup_s"] += imported_s
-            self.compiled[cell.identity] = method
+            self.compiled[cell.identity] = choice.method
         return Record(status="ok", **columns)
 
     def _load(self, cell: Cell) -> Loaded:
@@ -123,11 +127,17 @@ class Runner:
             self.loaded, self.group = Loaded.of(cell, self.device), cell.group
         return self.loaded
 
+    def _method(self, cell: Cell) -> Method:
+        """The method that runs for a cell: the one that was judged here, or the fastest of its alternatives, found anew."""
+        if cell.identity not in self.compiled:
+            self.compiled[cell.identity] = self._load(cell).choose(cell.make_method()).method
+        return self.compiled[cell.identity]
+
     def _call(self, cell: Cell) -> Call:
         """What is timed of a cell, compiled: where this process has not judged it, it is called once before."""
         loaded = self._load(cell)
         is_compiled = cell.identity in self.compiled
-        method = self.compiled.setdefault(cell.identity, cell.make_method())
+        method = self._method(cell)
         training = Training.of(method, *loaded.tensors, loaded.problem) if loaded.problem.needs_gradients else None
         call = timed_call(method, loaded.tensors, loaded.problem, training)
         if not is_compiled:

@@ -19,6 +19,7 @@ from pyramidbench.manifest import Manifest
 from pyramidbench.model_files import file_sha256
 from pyramidbench.outcome import Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
+from pyramidbench.plugins import plugin_version
 from pyramidbench.record import SCHEMA_VERSION, Record
 from pyramidbench.store import Run, RunWriter, run_folder, set_aside
 from pyramidbench.suite import Suite
@@ -42,6 +43,10 @@ class Reporter(Protocol):
         """A cell starts; the sweep needs about `left_s` seconds from here."""
         ...
 
+    def timing(self, cells: Sequence[Cell]) -> None:
+        """These cells, of one group, are timed in turns now."""
+        ...
+
     def finished(self, record: Record) -> None:
         """A record is on disk."""
         ...
@@ -53,6 +58,8 @@ class Silent:
     def planned(self, folder: Path, cells: Sequence[PlannedCell], done: int) -> None: ...
 
     def started(self, cell: Cell, left_s: float) -> None: ...
+
+    def timing(self, cells: Sequence[Cell]) -> None: ...
 
     def finished(self, record: Record) -> None: ...
 
@@ -146,9 +153,11 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
 
 
 def _file_digests(cells: Iterable[Cell]) -> dict[str, str]:
-    """Checksums of the captures and method files that cells name: with another file, it is another sweep."""
-    named = {path for cell in cells for path in (cell.input, cell.method.partition(":")[0])}
-    return {path: file_sha256(Path(path)) for path in sorted(named) if Path(path).suffix in (".safetensors", ".py")}
+    """Checksums of the captures and method files that cells name, and versions of the packages whose methods they name: with
+    another one, it is another sweep."""
+    named = sorted({path for cell in cells for path in (cell.input, cell.method.partition(":")[0])})
+    files = {path: file_sha256(Path(path)) for path in named if Path(path).suffix in (".safetensors", ".py")}
+    return files | {name: version for name in named if (version := plugin_version(name)) is not None}
 
 
 def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: RunWriter, reporter: Reporter) -> None:
@@ -170,7 +179,7 @@ def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: Ru
 
     with working(settings) as worker:
         every = [planned.cell for planned in made.cells]
-        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, done)
+        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, reporter.timing, done)
         for _, group in groupby(todo, key=lambda planned: planned.cell.group):
             groups.run(list(group))
 

@@ -38,6 +38,10 @@ class TextColumn(Column):
         return True
 
 
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row[key])
+
+
 def _plain(key: str, write: Callable[[float | None], str]) -> Callable[[Row], str]:
     return lambda row: write(row[key])
 
@@ -102,6 +106,21 @@ FAILURES = (
     Column("cells", "cells", "cells that ended so", _plain("cells", integer), 1),
     Column("reason", "reason", "why", lambda row: str(row["reason"]) if row["reason"] else "no reason was recorded"),
 )  # fmt: skip
+METHODS = (
+    TextColumn("name", "method", "as --method takes it; `pyramidbench list methods NAME` shows one in full", _text("name")),
+    TextColumn("kind", "kind", "dense, selection, or bound (an oracle or a floor, not a rival)", _text("kind"), 2),
+    TextColumn(
+        "granularity", "tile × block", "queries that share a set × keys of its blocks; 128s: multiples of 128",
+        _text("granularity"), 1,
+    ),
+    TextColumn(
+        "selection_cost", "choosing", "how its cost grows with N tokens, in blocks of C keys",
+        _text("selection_cost"), 3,
+    ),
+    TextColumn("passes", "passes", "F forward, B backward, D decode (one query at the end of its keys)", _text("passes")),
+    TextColumn("here", "here", "whether it can run on this machine; the reasons are below", _text("here")),
+    TextColumn("text", "what it is", "the first line of its description", _text("text"), 4),
+)  # fmt: skip
 PASS = Column("pass", "pass", "forward, backward (the gradients alone), or train (both)", lambda row: str(row["pass"]))
 
 
@@ -126,7 +145,7 @@ def groups(setting: Setting) -> Iterator[Group]:
     for length, here in rows.groupby("seq_len_kv"):
         dense = here[here["query_tile"].isna()].sort_values("latency_s")
         chosen = here[here["query_tile"].notna()].sort_values("mass_kept", ascending=False)
-        parts = [part for _, part in chosen.groupby(["query_tile", "top_k"])] or [chosen]
+        parts = [part for _, part in chosen.groupby(["query_tile", "top_k"], dropna=False)] or [chosen]
         for part in parts:
             yield Group(float(str(length)), rows_of(pd.concat([dense, part])))
 

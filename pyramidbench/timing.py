@@ -140,7 +140,7 @@ def stage_columns(
 
     def select() -> None:
         nonlocal selection
-        selection = method.select(q, k, problem)
+        selection = None if method.chooses_inside else method.select(q, k, problem)
 
     def attend() -> Tensor:
         return training.attend(selection) if training else method.attend(q, k, v, selection, problem)

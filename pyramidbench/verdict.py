@@ -100,7 +100,9 @@ def _by_speed_alone(rows: pd.DataFrame) -> tuple[str, str]:
     own = here[here["method"].str.split(":").str[0] == SUBJECT]
     if len(own) and own.index[0] != here.index[0]:
         first += f"; of the pyramids, {_name(own.iloc[0])}: {ratio(own.iloc[0]['speedup'])}"
-    return f"{first}.", "Quality was not measured in this run, so it does not say what they miss."
+    since = _from_where(best, rows)
+    silence = "uality was not measured in this run, so it does not say what they miss."
+    return f"{first}.", f"{since}; q{silence}" if since else f"Q{silence}"
 
 
 def _where(row: pd.Series) -> str:
@@ -184,7 +186,9 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     if len(problems):
         reasons = sorted(set(problems["speedup_reason"]))
         notes.append(f"Rows with a time but no speed-up: {len(problems)}; {'; '.join(reasons)}.")
-    if summary["device"].astype(str).str.contains("H100|H200|H800|GH200").any():
+    hopper = summary["device"].astype(str).str.contains("H100|H200|H800|GH200").any()
+    dense = measured(summary)["backend"].astype(str)
+    if hopper and not dense.isin(("fa3", "fa4")).any():
         notes.append(
             "FlashAttention-3, the faster dense kernel on this GPU, was not measured: speed-ups are against torch's own."
         )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyramidbench.axes import parse_keep
-from pyramidbench.budget import Budget
+from pyramidbench.budget import Budget, reached
 from pyramidbench.cell import Cell
 from pyramidbench.cost import planned_blocks
+from pyramidbench.grid import Grid
 from pyramidbench.method import BlockMethod
+from pyramidbench.outcome import Settings
 from pyramidbench.problem import Problem
+from pyramidbench.registry import create
+from pyramidbench.runner import Runner
+from pyramidbench.suite import Suite
 
 
 def sized(**parameters: object) -> tuple[BlockMethod, Problem]:
@@ -68,3 +76,42 @@ def test_a_budget_keeps_the_text_that_it_was_asked_in(budget: Budget, top_k: int
     method, problem = sized()
     assert budget.text == text
     assert budget.top_k(method, problem) == top_k
+
+
+@pytest.mark.parametrize(
+    ("asked", "set_to", "reached_to"),
+    [
+        ("top_k=4", "top_k=4", "top_k=3.438"),
+        ("sparsity=0.5", "top_k=7", "sparsity=0.4939"),
+        ("keep=128tok", "top_k=2", "keep=114tok"),
+        ("keep=3blk", "top_k=3", "keep=2.625blk"),
+        ("keep=25%", "top_k=8", "keep=19.92%"),
+    ],
+)
+def test_a_row_says_what_was_asked_what_was_set_and_what_came_out(
+    asked: str, set_to: str, reached_to: str, tmp_path: Path
+) -> None:
+    """32 tiles of 64 queries see 0 to 31 blocks besides the first and the last two."""
+    name, _, amount = asked.partition("=")
+    grid = Grid.model_validate(
+        {"seq": 2048, "methods": ["sliding_window"], "input": ["normal"], "timed": False, name: [amount]}
+    )
+    (cell,) = Suite(name="test", grid=(grid,)).cells()
+    record = Runner(Settings("cpu", "a CPU", tmp_path, 0.01, 1)).measure(cell)
+    assert (record.budget, record.budget_set, record.budget_reached) == (asked, set_to, reached_to)
+    tiles = range(32)
+    ranked = [min(int(set_to.partition("=")[2]), max(0, tile - 2)) for tile in tiles]
+    assert record.selected_blocks == pytest.approx(sum(ranked) / 32 + sum(min(3, tile + 1) for tile in tiles) / 32)
+
+
+def test_k_that_counts_the_forced_blocks_is_reached_with_them() -> None:
+    for in_budget, expected in ((True, "top_k=4.688"), (False, "top_k=4.219")):
+        method, problem = sized(top_k=5, forced_in_budget=in_budget)
+        q, k = (torch.randn(1, 1, 2048, 64, generator=torch.Generator().manual_seed(0)) for _ in "qk")
+        assert reached("top_k=5", method, problem, method.select(q, k, problem)) == expected
+
+
+def test_nothing_is_reached_where_nothing_was_asked_or_chosen() -> None:
+    method, problem = sized()
+    assert reached(None, method, problem, None) is None
+    assert reached("top_k=4", create("dense"), problem, None) is None

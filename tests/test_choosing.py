@@ -22,6 +22,7 @@ SPECS = [
     for name in method_names()
     if issubclass(method_class(name), BlockMethod)
     for preset in preset_names(name)
+    if not getattr(create(f"{name}:{preset}"), "adaptive", False)
 ]
 
 
@@ -35,13 +36,16 @@ def test_the_lists_are_the_method_s_in_the_shape_that_was_promised(tensors: Make
         q, k, _ = tensors(queries=queries, keys=keys, heads=4, kv_heads=2, dtype=torch.float32)
         parameters = {"top_k": top_k, "block_size": 8, "query_tile": tile, "forced_in_budget": in_budget}
         parameters |= {"sink_blocks": sinks, "local_blocks": locals_}
+        problem = Problem.of(q, k, causal=True, scale=0.3)
+        if create(spec, parameters).unsupported(problem) is not None:
+            continue
         text = Chooser.of(spec, parameters).text
         indices, counts = choosing._chosen_lists(q, k, text, True, 0.3)
         promised = choosing._list_shapes(q, k, text, True, 0.3)
         assert [(x.shape, x.dtype, x.stride()) for x in promised] == [
             (x.shape, x.dtype, x.stride()) for x in (indices, counts)
         ]
-        expected = create(spec, parameters).select(q, k, Problem.of(q, k, causal=True, scale=0.3))
+        expected = create(spec, parameters).select(q, k, problem)
         assert expected is not None
         width = expected.indices.shape[-1]
         assert torch.equal(indices[..., :width], expected.indices)
@@ -49,10 +53,12 @@ def test_the_lists_are_the_method_s_in_the_shape_that_was_promised(tensors: Make
         assert torch.equal(counts, expected.counts)
 
 
-def test_a_method_without_a_budget_is_refused(tensors: MakeTensors) -> None:
+@pytest.mark.parametrize("spec", ["dense", "xattention", "exact_topp"])
+def test_a_method_without_a_budget_is_refused(spec: str, tensors: MakeTensors) -> None:
     q, k, _ = tensors(queries=20)
-    chooser = Chooser.of("dense", {})
-    assert chooser.select(q, k, Problem.of(q, k, causal=True, scale=None)) is None
+    chooser = Chooser.of(spec, {})
+    selection = chooser.select(q, k, Problem.of(q, k, causal=True, scale=None))
+    assert (selection is None) == (spec == "dense")
     with pytest.raises(UserError, match="has no budget of blocks"):
         choosing._chosen_lists(q, k, chooser.text, True, 0.3)
 

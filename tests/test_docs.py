@@ -82,7 +82,7 @@ def test_pages_name_no_file_that_users_do_not_have(page: str) -> None:
 def test_commands_parse(line: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Options, their values, and the sweep that they describe; nothing is run."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "key_norms.py").write_text(blocks("methods.md", "python")[0])
+    (tmp_path / "key_norms.py").write_text(blocks("README.md", "python")[2])
     _, name, *arguments = line
     given = COMMANDS[name].make_context(name, arguments).params
     if name in ("sweep", "recall"):
@@ -97,7 +97,12 @@ def test_commands_parse(line: list[str], tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_and_options_in_the_text_exist(page: str) -> None:
     text = PAGES[page]
-    known = {option for command in COMMANDS.values() for param in command.params for option in param.opts}
+    known = {
+        option
+        for command in COMMANDS.values()
+        for param in command.params
+        for option in (*param.opts, *param.secondary_opts)
+    }
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"<!--.*?-->", "", text))) <= known
     assert set(re.findall(r"`pyramidbench ([a-z]+)", text)) <= set(COMMANDS)
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -106,7 +111,7 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
 
 def test_the_readme_shows_python_and_shell() -> None:
     """The tests over its blocks are empty without any."""
-    assert len(blocks("README.md", "python")) == 2
+    assert len(blocks("README.md", "python")) == 3
     assert len(SHELL) >= 8
 
 
@@ -137,9 +142,8 @@ def test_a_sweep_from_python_as_in_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_example_method_works(tmp_path: Path, tensors: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None:
-    (code,) = blocks("methods.md", "python")
-    told = [line for line in code.splitlines() if line.strip() and not line.strip().startswith('"""')]
-    assert len(told) < 25
+    code = blocks("README.md", "python")[2]
+    assert len(code.splitlines()) < 25
     path = tmp_path / "key_norms.py"
     path.write_text(code)
     method = create(str(path), {"top_k": 2, "block_size": 16, "query_tile": 32})

@@ -93,7 +93,8 @@ def test_methods_that_cannot_run_stand_with_their_reason(monkeypatch: pytest.Mon
     findings = found()
     assert findings["dense:fa3"].advice == "needs fa3"
     (flat,) = [finding for finding in findings.values() if finding.advice == "needs the package nothing"]
-    assert flat.subject.split(", ") == ["flat", *(f"flat:{p}" for p in preset_names("flat") if p != "default")]
+    presets = [f"flat:{p}" for p in preset_names("flat") if p != "default"]
+    assert flat.subject.split(", ") == ["flat", *presets, "flex"], "flex attends to the lists of flat"
     assert findings["methods"].state == "ok"
     for name in method_names():
         monkeypatch.setattr(type(doctor.create(name)), "unavailable", lambda _: "gone")

@@ -84,14 +84,16 @@ def sweep_group(folder: Path, cells: list[Cell], worker: FakeWorker, todo: list[
     )  # fmt: skip
     writer = RunWriter(folder, manifest, DEVICE)
     told: list[tuple[str, float]] = []
+    timed: list[Sequence[Cell]] = []
     estimator = Estimator(Rates(1e12, 1e12), "cpu", 1.0)
 
     def done(cell: Cell, record: Record, took_s: float) -> None:
         assert writer.is_done(cell) == (record.status in ("ok", "incorrect")), "told before it was on disk"
         told.append((cell.method, took_s))
 
-    groups = GroupSweep(cells, worker, writer, SETTINGS, estimator, lambda _: None, lambda _: None, done)
+    groups = GroupSweep(cells, worker, writer, SETTINGS, estimator, lambda _: None, lambda _: None, timed.append, done)
     groups.run([PlannedCell(cell, "run", None, 1.0, 1.0) for cell in todo or cells])
+    assert {cell.method for session in timed for cell in session} >= set(worker.finished)
     run = writer.close()
     return Swept(worker, {record.method: record for record in run.records}, told, folder)
 

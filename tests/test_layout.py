@@ -56,6 +56,27 @@ def test_the_engine_imports_no_kernel_and_no_method(path: Path) -> None:
     assert not of("pyramidbench.api", names)
 
 
+@pytest.mark.parametrize("path", [*ENGINE, *KERNELS], ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_only_methods_import_the_functions_of_other_packages(path: Path) -> None:
+    """The engine meets a method, and never what is behind it."""
+    assert "upstream" in path.parts or not of("pyramidbench.upstream", imported(path))
+
+
+def test_no_optional_package_is_imported_before_it_is_asked_for() -> None:
+    """Listing methods costs no import of any of them, and none is named at the top of a file."""
+    optional = {
+        "flash_attn",
+        "fa3_fwd_interface",
+        "flash_attn_interface",
+        "fla",
+        "fastvideo_kernel",
+        "flash_moba",
+        "llsa",
+    }
+    for path in [*METHODS, *(ROOT / "pyramidbench" / "upstream").glob("*.py")]:
+        assert not {name.partition(".")[0] for name in imported(path)} & (optional | {"block_sparse_attn"}), path
+
+
 @pytest.mark.parametrize("path", METHODS, ids=lambda path: path.stem)
 def test_no_method_imports_another(path: Path) -> None:
     assert not of("pyramidbench.methods", imported(path))

@@ -21,7 +21,7 @@ from pyramidbench.problem import Pass, Problem
 from pyramidbench.rates import rates, work
 from pyramidbench.record import Record
 from pyramidbench.registry import create
-from pyramidbench.report import write_report
+from pyramidbench.reporting.write import Source, write_report
 from pyramidbench.tables import FAILURES, failure_columns, failures
 from pyramidbench.timing import stage_columns, timed_call
 from pyramidbench.verdict import verdict
@@ -184,7 +184,7 @@ def test_a_sweep_of_all_passes_keeps_them_apart(tmp_path: Path) -> None:
     memory = frame.set_index(["pass", "method", "seq_len"])["expected_memory_bytes"]
     assert (memory["train"] > memory["forward"]).all()
     assert (memory["train"] == memory["backward"]).all()
-    write_report(frame, run.manifest.model_dump(), run.device.model_dump(), tmp_path / "report")
+    write_report([Source(frame, run.manifest.model_dump(), run.device.model_dump())], tmp_path / "report")
     summary = (tmp_path / "report" / "summary.md").read_text()
     for direction in ("forward", "backward", "train"):
         assert f"causal, {direction}, blocks of 16" in summary

@@ -99,6 +99,35 @@ def test_a_query_with_nothing_to_choose_is_left_out_and_counted() -> None:
     assert found.mass_kept == pytest.approx((1 + 0.75) / 2)
 
 
+class Adaptive(BlockMethod):
+    """Chooses how many blocks each tile keeps."""
+
+    adaptive = True
+
+
+def test_a_method_that_chooses_its_own_budget_is_compared_with_as_many_blocks() -> None:
+    """Query 5 keeps one of the blocks 1 to 4, the second best of them; query 7 keeps 2, 3 and 4 of 1 to 6, where 1 or 5 or 6
+    is as good as 4. K is 2, and has no part in it."""
+    fifth = [0.1, 0.2, 0.3, 0.1, 0.1, 0.2, 0.0, 0.0]
+    lists = [[[0, -1, -1, -1, -1]] * 5 + [[0, 1, 5, -1, -1]] + [[0, 6, -1, -1, -1]] + [[0, 2, 3, 4, 7]]]
+    method = Adaptive(top_k=2, block_size=1, query_tile=1, sink_blocks=1, local_blocks=1)
+    found = judge(method, problem(length=8, causal=True), lists, [[fifth, LAST]], (5, 7))
+    assert found.recall == pytest.approx((0 + 1) / 2)
+    assert found.mass_ratio == pytest.approx((0.5 / 0.6 + 1) / 2)
+    assert found.mass_outside_forced == pytest.approx((0.2 + 0.35) / (0.7 + 0.5))
+    assert found.trivial_share == 0
+
+
+def test_a_tile_that_kept_all_by_its_own_choice_is_trivial_and_one_that_kept_none_has_no_recall() -> None:
+    method = Adaptive(top_k=2, block_size=1, query_tile=1, sink_blocks=1, local_blocks=1)
+    lists = [[[0, -1, -1, -1]] * 3 + [[0, 1, 2, 3]] + [[0, 4, -1, -1]] * 4]
+    mass = [[0.25, 0.25, 0.25, 0.25, 0.0, 0.0, 0.0, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0]]
+    found = judge(method, problem(length=8, causal=True), lists, [mass], (3, 4))
+    assert found.trivial_share == 0.5
+    assert found.recall is None
+    assert found.mass_kept == pytest.approx((1 + 0.4) / 2)
+
+
 def test_where_every_tile_is_trivial_recall_is_unknown_and_not_1() -> None:
     found = judge(FORCED, problem(length=8, causal=True), LISTS, [[[0.5, 0.3, 0.2, 0, 0, 0, 0, 0]]], (2,))
     assert (found.recall, found.recall_p5, found.recall_worst_head, found.recall_with_forced) == (None,) * 4

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
-from pyramidbench.render import show_methods, show_plan, show_recall, show_results, show_table
+from pyramidbench.render import show_plan, show_recall, show_results, show_table
 from pyramidbench.units import duration, interval, percent, ratio, share, significant, tokens
 
 
@@ -69,7 +69,10 @@ def test_weak_missing_and_failed_show_as_such(plain: Console, shown_run: pd.Data
     untimed = next(line for line in text.splitlines() if line.startswith("exact_topk (bound)") and "  1   8" in line)
     assert untimed.split().count("-") == 2
     assert "the worker was killed at 7.9 GiB" in text
-    assert "Speed-up is against the fastest dense method: dense (2k, 4k, 8k). Device: Xeon 8481C, 2 threads." in text
+    assert (
+        "Speed-up is against the fastest dense method: dense by sdpa-flash (2k, 4k, 8k). Device: Xeon 8481C, 2 threads."
+        in text
+    )
     assert "recall: share of the exact Top-K blocks that was chosen" in text
 
 
@@ -159,14 +162,6 @@ def test_the_plan_shows_verdicts_and_the_sum(plain: Console) -> None:
     assert "2 of 4 cells run, in about 3.2 min, 1 skipped, 1 unsupported." in text
     assert "pyramid  top_k=8     4k" in text
     assert "predicted 2 h exceeds 60 s" in text
-
-
-def test_methods_show_kind_presets_and_meaning(plain: Console) -> None:
-    show_methods(plain, ["dense", "pyramid"])
-    text = printed(plain)
-    assert "default, paper, fast" in text
-    assert "Attends to every visible key." in text
-    assert "unavailable" not in text
 
 
 def test_a_table_aligns_numbers_right_and_drops_empty_columns(plain: Console) -> None:

@@ -154,6 +154,12 @@ def test_budgets_become_blocks_and_keep_their_text() -> None:
     assert 0 < sparse.parameters["top_k"] < 16
 
 
+def test_a_method_that_chooses_its_own_budget_has_one_cell_whatever_the_budgets() -> None:
+    suite = suite_from_flags(seq="1k", method=["xattention,xattention:top_k"], top_k="4,8")
+    cells = {(cell.method, cell.parameters.get("top_k"), cell.budget) for cell in suite.cells()}
+    assert cells == {("xattention", None, None), ("xattention:top_k", 4, "top_k=4"), ("xattention:top_k", 8, "top_k=8")}
+
+
 def test_cells_of_the_same_tensors_are_neighbours_and_dense_leads() -> None:
     suite = Suite.model_validate(
         {

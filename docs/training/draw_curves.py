@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
-from pyramidbench.draw import STYLE
-from pyramidbench.labels import spread
-from pyramidbench.palette import INK, MUTED, PAPER, SHADE, Series, series_of
+from pyramidbench.reporting.draw import RC
+from pyramidbench.reporting.labels import spread
+from pyramidbench.reporting.palette import INK, MUTED, PAPER, SHADE, Series, series_of
 
 HERE = Path(__file__).parent
 CHANCE = 1 / 16
@@ -96,6 +96,6 @@ def draw_layout(axes: Axes, curves: pd.DataFrame, looks: dict[str, Series]) -> N
 
 
 if __name__ == "__main__":
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(RC):
         drawn = draw(pd.read_csv(HERE / "curves.csv"))
         drawn.savefig(HERE / "curves.png", dpi=160, facecolor=PAPER, metadata={"Software": None})

@@ -36,7 +36,7 @@ def compare(
     from pyramidbench.comparing.thresholds import parse_share, parse_thresholds
     from pyramidbench.comparing.verdicts import Margins
     from pyramidbench.output import console, print_json, say
-    from pyramidbench.render import show_comparison
+    from pyramidbench.render_tools import show_comparison
 
     thresholds = parse_thresholds(fail_on or [])
     margins = Margins(parse_share(margin, "--margin"), quality_margin)

@@ -13,7 +13,7 @@ def doctor(device: DeviceName = "auto", json: AsJson = False) -> None:
     """Look at this machine: device, versions, methods, disk. Exit code 0 only if a sweep can run."""
     from pyramidbench.doctor import can_sweep, examine
     from pyramidbench.output import console, print_json
-    from pyramidbench.render import show_findings
+    from pyramidbench.render_tools import show_findings
 
     findings = examine(device)
     if json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ def measured(
     from pyramidbench.axes import parse_duration
     from pyramidbench.clock import check_cache
     from pyramidbench.progress import SweepProgress
+    from pyramidbench.registry import fault
     from pyramidbench.render import show_plan
     from pyramidbench.sweeping import make_plan, run_plan
 
@@ -34,6 +36,9 @@ def measured(
         show_plan(console(), made.cells)
     if dry_run:
         return None
+    for said in dict.fromkeys(fault(planned.cell.method) for planned in made.cells):
+        if said is not None:
+            sys.stderr.write(f"error: {said}; the other methods go on\n")
     with SweepProgress(console(error=as_json)) as progress:
         return run_plan(made, out=out, fresh=fresh, reporter=progress)
 
@@ -44,12 +49,14 @@ def _planned_json(planned: PlannedCell) -> dict[str, object]:
 
 
 def exit_code(run: Run) -> int:
-    """0 all fine, 3 some cells failed, 4 a gate failed, 6 nothing was measured."""
+    """0 all fine, 3 some cells failed or a plug-in is broken, 4 a gate failed, 6 nothing was measured."""
     from pyramidbench.record import MEASURED
+    from pyramidbench.registry import fault
 
     statuses = {record.status for record in run.records}
     if "incorrect" in statuses:
         return 4
     if not statuses & set(MEASURED):
         return 6
-    return 3 if statuses & {"oom", "timeout", "crashed", "cuda_error"} else 0
+    broken = any(fault(record.method) for record in run.records)
+    return 3 if broken or statuses & {"oom", "timeout", "crashed", "cuda_error"} else 0

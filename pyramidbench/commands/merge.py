@@ -25,7 +25,7 @@ def merge(runs: Runs, out: Out = None, prefer: PreferFlag = None) -> None:
     """Merge runs into one. The same cell of two devices is two rows; measured twice on one device, it is a conflict."""
     from pyramidbench.merging import Prefer, default_folder, plan_merge, write_merged
     from pyramidbench.output import console, say
-    from pyramidbench.render import show_merge
+    from pyramidbench.render_tools import show_merge
     from pyramidbench.store import load_run
     from pyramidbench.sweeping import RESULTS
 

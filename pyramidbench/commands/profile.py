@@ -88,7 +88,7 @@ def _profile(cell: Cell, device: torch.device, out: Path | None, budget_s: float
     from pyramidbench.output import console, print_json, say
     from pyramidbench.profiling.files import profile_folder, with_counters, write_profile
     from pyramidbench.profiling.profile import profile_cell
-    from pyramidbench.render import show_profile
+    from pyramidbench.render_tools import show_profile
 
     folder = out or profile_folder(cell)
     try:

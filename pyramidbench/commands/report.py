@@ -1,42 +1,45 @@
-"""`pyramidbench report`: the report of a run, also written after each sweep."""
+"""`pyramidbench report`: the report of one or more runs, also written after each sweep."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from pyramidbench.errors import UserError
+from pyramidbench.errors import unknown
 
 if TYPE_CHECKING:
     from pyramidbench.store import Run
 
 
 def report(
-    run: Annotated[Path, Argument(help="a run's folder")],
-    out: Annotated[Path | None, Option(help="where the report goes; reports/<name of the run> without it")] = None,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="a run's folder, or several to stand side by side")],
+    out: Annotated[
+        Path | None, Option(help="where the report goes; reports/<name of the first run> without it")
+    ] = None,
+    style: Annotated[
+        str, Option(help="screen, or paper: as wide as both columns of a page, without titles")
+    ] = "screen",
 ) -> None:
-    """Write report.html, the figures, summary.md and results.csv of a run."""
+    """Write report.html, the figures as PNG and SVG, summary.md and results.csv of one or more runs."""
     from pyramidbench.output import console, say
     from pyramidbench.store import load_run
 
-    say(console(), f"Report: {write(load_run(run), out)}")
+    say(console(), f"Report: {write([load_run(run) for run in runs], out, style)}")
 
 
-def write(run: Run, out: Path | None) -> Path:
-    """Write the report of a run; returns where its page lies.
+def write(runs: Sequence[Run], out: Path | None, style: str = "screen") -> Path:
+    """Write the report of some runs; returns where its page lies.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: a style that does not exist, or a folder that cannot be written.
     """
-    from pyramidbench.report import write_report
+    from pyramidbench.reporting.write import STYLES, Source, write_report
 
-    folder = out or Path("reports") / run.path.resolve().name
-    try:
-        write_report(run.frame, run.manifest.model_dump(), run.device.model_dump(), folder)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report to '{folder}': {error.strerror or error}; give another --out."
-        ) from None
+    if style not in STYLES:
+        raise unknown("style", style, STYLES)
+    folder = out or Path("reports") / runs[0].path.resolve().name
+    write_report([Source.of(run) for run in runs], folder, style)
     return folder / "report.html"

@@ -13,10 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from pyramidbench.draw import STYLE
-from pyramidbench.labels import Label, along, place, text_size
-from pyramidbench.palette import BLUE, INK, MUTED, ORANGE, PAPER, SKY
 from pyramidbench.profiling.figures import ProfileFigure
+from pyramidbench.reporting.draw import RC
+from pyramidbench.reporting.labels import Label, along, place, text_size
+from pyramidbench.reporting.palette import BLUE, INK, MUTED, ORANGE, PAPER, SKY
 from pyramidbench.units import one_line, significant
 
 WIDTH, TOP, FOOT = 8.0, 0.42, 0.62
@@ -30,7 +30,7 @@ COLOURS = {"wall": BLUE, "device": SKY, "kernels": ORANGE, "operators": ORANGE}
 def save_figure(figure: ProfileFigure, folder: Path, *, dpi: int = 160) -> Path:
     """Draw a figure on white into a folder; returns the file."""
     path = folder / f"{figure.name}.png"
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(RC):
         canvas = _stages(figure) if figure.name == "stages" else _roofline(figure)
         canvas.savefig(path, dpi=dpi, facecolor=PAPER, metadata={"Software": None})
     return path

@@ -28,7 +28,7 @@ say() {
 timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1 >"$out/compiled.txt" 2>&1 &
 compiling=$!
 testing=
-for file in "$here"/../triton/test_*.py; do
+for file in "$here"/../triton/test_*.py "$here"/../upstream/test_*.py; do
     name=$(basename "$file" .py)
     case $name in test_compile | test_interpreter | test_every_kernel) continue ;; esac
     timeout "$limit_s" "$python" -m pytest -v -m gpu -p no:cacheprovider "$file" >"$out/$name.log" 2>&1 &
@@ -62,6 +62,13 @@ timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --out "$out/sam
 say "timer and A/A test"
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
 say "sweep prefill"
+timeout "$limit_s" "$python" -m pyramidbench doctor 2>&1 | tee "$out/doctor.txt"
+timeout "$limit_s" "$python" -m pyramidbench compare "$out/prefill" --method dense,pyramid:fastest --markdown >"$out/compare.md"
+for direction in forward train; do
+    timeout "$limit_s" "$python" -m pyramidbench profile --seq 64k --method pyramid:fastest --top-k 64 --heads 16 --head-dim 128 \
+        --dtype bfloat16 --input topics --pass "$direction" --ncu --out "$out/profile-$direction" 2>&1 | tee "$out/profile-$direction.txt"
+done
+say "doctor, compare, profile"
 timeout "$limit_s" "$python" -m pyramidbench sweep training --timing 500ms --out "$out/training"
 say "sweep training"
 timeout "$limit_s" "$python" -m pyramidbench sweep decode --timing 500ms --out "$out/decode"

@@ -27,7 +27,7 @@ from pyramidbench.profiling.rows import KernelRow, StageRow, kernel_rows
 from pyramidbench.profiling.table import sentences
 from pyramidbench.profiling.trace import Traced, TracedKernel
 from pyramidbench.profiling.work import Work
-from pyramidbench.render import show_profile
+from pyramidbench.render_tools import show_profile
 
 TINY = (
     "--seq", "256", "--method", "pyramid", "--head-dim", "16", "--block-size", "16", "--query-tile", "16", "--top-k", "1",

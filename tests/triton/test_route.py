@@ -60,6 +60,8 @@ SMALL = [
     Case("flat-rows-group-2", 4, 2, 300, 900, 16, 16, 32, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_score": "summary"}),
     Case("flat-filtered", 2, 1, 300, 900, 16, 16, 32, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_candidates": 2}),
     Case("exact-nothing-by-rank", 1, 1, 100, 100, 16, 16, 32, {**CAUSAL, "top_k": 0}),
+    Case("exact-nothing-but-forced", 2, 1, 40, 40, 16, 16, 1, {**CAUSAL, "top_k": 3, "levels": 1, "leaf_candidates": None,
+         "head_reduce": "sum_lse"}),
     Case("exact-forced-in-budget", 3, 1, 300, 300, 16, 16, 64, {**CAUSAL, "top_k": 3, "beam": 2, "leaf_candidates": 2,
          "forced_in_budget": True}),
     Case("mean-exact", 2, 1, 410, 410, 16, 16, 32, {**CAUSAL, "tile_reduce": "mean", "top_k": 3, "beam": 2,

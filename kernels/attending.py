@@ -1,0 +1,140 @@
+"""What selection rules share: whatever they choose, they attend through the one sparse-attention kernel.
+
+Two kinds: a rule in plain torch, which lists blocks for some tiles at a time on any device, and a rule that is a walk with
+parameters of its own, which thereby has the walk's Triton kernels too. So methods differ in what they select, and in nothing
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.kernels import backends
+from pyramidbench.kernels.pyramid import Pyramid
+from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_cost import walk_cost
+from pyramidbench.method import BlockMethod
+from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
+from pyramidbench.stages import stage
+
+CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Scores that a torch rule holds at a time: 16 MiB in fp32 stays in a CPU's cache, 256 MiB fills a GPU."""
+
+
+@dataclass(frozen=True)
+class AttendingMethod(BlockMethod):
+    """A block method that attends by `kernels.backends.attend`."""
+
+    def attend_backend(self, problem: Problem) -> backends.Backend:
+        """What runs the attention; UserError where "triton" was asked for and cannot."""
+        return backends.chosen(self.implementation, backends.attention_gap(problem, self.block_size))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
+        assert selection is not None
+        return backends.attend(q, k, v, selection, problem, self.implementation)
+
+    def sets(self, problem: Problem) -> int:
+        """Sets of blocks per batch: the query heads where each has its own, else the key/value heads."""
+        return problem.heads if getattr(self, "head_reduce", None) == "none" else problem.kv_heads
+
+    def attend_cost(self, problem: Problem) -> StageCost:
+        """The attention over what the budget comes to; each set reads its own blocks."""
+        planned = self.planned(problem)
+        listed = planned.listed * self.sets(problem) / problem.kv_heads
+        return attention_cost(problem, planned.pairs, listed, self.block_size)
+
+
+@dataclass(frozen=True)
+class TorchMethod(AttendingMethod):
+    """A rule in plain torch: `choose` lists the blocks of consecutive tiles, part by part, so that memory stays bounded."""
+
+    def backend(self, problem: Problem) -> str:
+        return backends.shown("reference", self.attend_backend(problem))
+
+    def summarise(self, k: Tensor) -> Tensor:
+        """What the rule reads of the keys [B, G, N, D]; without an own version, the keys themselves."""
+        return k
+
+    def choose(self, q: Tensor, k: Tensor, summary: Tensor, problem: Problem) -> Iterator[Tensor]:
+        """Lists [B, sets, T, S] of the next T tiles, ascending and padded with -1, until all tiles have one."""
+        raise NotImplementedError
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
+        with stage("build"):
+            summary = self.summarise(k)
+        with stage("route"):
+            lists = [part.to(torch.int32) for part in self.choose(q, k, summary, problem)]
+            width = max(part.shape[-1] for part in lists)
+            padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in lists]
+        return BlockSelection.from_indices(torch.cat(padded, dim=2), self.tiling(problem))
+
+    def tile_parts(
+        self, problem: Problem, elements: float, device: torch.device, tiles: range | None = None
+    ) -> Iterator[Tensor]:
+        """All tiles (or a range of them) in order, int64, as many at a time as `elements` numbers for each of them allow."""
+        tiles = range(self.tiling(problem).tiles) if tiles is None else tiles
+        step = max(1, int(self.chunk_elements(problem) // max(1.0, elements)))
+        for start in range(tiles.start, tiles.stop, step):
+            yield torch.arange(start, min(start + step, tiles.stop), device=device)
+
+    def chunk_elements(self, problem: Problem) -> int:
+        """Scores that are held at a time."""
+        return CHUNK_ELEMENTS["cpu" if problem.device == "cpu" else "cuda"]
+
+    def workspace(self, problem: Problem, elements: float, summary: float = 0.0) -> tuple[float, float, float]:
+        """Bytes held besides inputs and output, and of these the summary's and the lists', as `Cost` takes them.
+
+        Besides both: a few copies of a chunk, and the twin's fp32 keys and values. elements: the scores of all tiles together,
+        of which a chunk is held at a time. summary: bytes.
+        """
+        lists = 24.0 * problem.batch * self.sets(problem) * self.planned(problem).listed
+        copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
+        return summary + lists + copies + 6 * 4.0 * min(elements, self.chunk_elements(problem)), summary, lists
+
+
+@dataclass(frozen=True)
+class WalkMethod(AttendingMethod):
+    """A rule that is a walk (kernels.walk) under `rules`: one level is a single pass over all blocks."""
+
+    def rules(self, problem: Problem) -> WalkRules:
+        """The walk's parameters."""
+        raise NotImplementedError
+
+    def build(self, k: Tensor, problem: Problem) -> Pyramid:
+        """The node summaries that the walk reads."""
+        return backends.build(k, self.tiling(problem), self.rules(problem), self.route_backend(problem))
+
+    def unsupported(self, problem: Problem) -> str | None:
+        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
+        gap = gap or backends.attention_gap(problem, self.block_size)
+        return super().unsupported(problem) or (gap if self.implementation == "triton" else None)
+
+    def backend(self, problem: Problem) -> str:
+        return backends.shown(self.route_backend(problem), self.attend_backend(problem))
+
+    def route_backend(self, problem: Problem) -> backends.Backend:
+        """What runs the walk."""
+        gap = backends.walk_gap(problem, self.tiling(problem), self.rules(problem))
+        return backends.chosen(self.implementation, gap)
+
+    def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection:
+        with stage("build"):
+            pyramid = self.build(k, problem)
+        with stage("route"):
+            return backends.route(
+                q, k, pyramid, self.tiling(problem), self.rules(problem), problem.scale, self.route_backend(problem)
+            )
+
+    def cost(self, problem: Problem) -> Cost:
+        tiling, rules = self.tiling(problem), self.rules(problem)
+        held = backends.workspace_bytes(
+            problem, tiling, rules, self.route_backend(problem), self.attend_backend(problem)
+        )
+        parts = backends.parts_bytes(problem, tiling, rules, self.route_backend(problem))
+        return Cost((*walk_cost(problem, tiling, rules), self.attend_cost(problem)), held, *parts)

@@ -1,0 +1,151 @@
+"""LanguageModel: a causal language model with one attention at a time, and the three things that tasks ask of it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyramidbench.transformers as attention_interface
+from pyramidbench.errors import UserError
+from pyramidbench.evaluation.attention import Attention
+from pyramidbench.model_files import ModelSource, Say, find_model, load_model
+
+ODD_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+"""Settings under which logits are no plain product with the output embedding, as they are computed here."""
+LOGIT_ROWS = 512
+"""Rows of logits held at a time: 100 MB in fp32 at a vocabulary of 49 152."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Log-probability of a continuation, in nats, and whether each of its tokens was the likeliest one."""
+
+    log_prob: float
+    greedy: bool
+
+
+class LanguageModel:
+    """A model on one device. `limit`: positions that it was made for, None where it does not say."""
+
+    def __init__(self, source: ModelSource, network: Any, tokenizer: Any, device: torch.device) -> None:
+        self.source, self.network, self.tokenizer, self.device = source, network, tokenizer, device
+        config = network.config.get_text_config()
+        odd = [name for name in ODD_LOGITS if getattr(config, name, None) not in (None, 1, 1.0)]
+        if odd:
+            raise UserError(f"model {source.name} has {odd[0]}: its logits are no plain product; use another model.")
+        self._head = network.get_output_embeddings()
+        self.limit: int | None = getattr(config, "max_position_embeddings", None)
+        # Newer versions of transformers call the cached keys and values `cache`.
+        accepted = inspect.signature(network.base_model.forward).parameters
+        self._cache_name = "cache" if "cache" in accepted else "past_key_values"
+        self._prefix: tuple[tuple[int, ...], Any] | None = None
+
+    @classmethod
+    def load(cls, model: str, gguf_file: str | None, device: torch.device, say: Say) -> LanguageModel:
+        """Find and load a model, as `capture` does.
+
+        Raises:
+            UserError: it cannot be found or loaded.
+        """
+        source = find_model(model, gguf_file, say)
+        network, tokenizer = load_model(source, device.type)
+        return cls(source, network, tokenizer, device)
+
+    def use(self, attention: Attention) -> None:
+        """Swap the attention; what was cached under the other one is dropped."""
+        self._prefix = None
+        attention_interface.use(
+            self.network, attention.method, dense_layers=list(attention.dense_layers), **attention.given
+        )
+
+    def ids(self, text: str) -> list[int]:
+        """Tokens of a text, without any special ones added."""
+        return list(self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+
+    def chat(self, text: str) -> list[int]:
+        """Tokens of a user's message up to where the answer starts; a model without a chat template gets the text alone."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return self.ids(text + "\n")
+        turns = [{"role": "user", "content": text}]
+        return self.ids(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def check_length(self, tokens: int) -> None:
+        """Raise UserError where a context is longer than the model's positions."""
+        if self.limit is not None and tokens > self.limit:
+            raise UserError(
+                f"{tokens} tokens are more than the {self.limit} positions of {self.source.name}; "
+                f"ask for at most {self.limit}, the answer included."
+            )
+
+    @torch.inference_mode()
+    def token_losses(self, ids: Sequence[int]) -> Tensor:
+        """Loss of each token but the first given those before it, in nats, fp64 [N - 1]."""
+        self.check_length(len(ids))
+        tokens = torch.tensor([list(ids)], device=self.device)
+        states = self.network.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, :-1]
+        return self._losses(states, tokens[0, 1:])
+
+    @torch.inference_mode()
+    def generate(self, ids: Sequence[int], new_tokens: int) -> list[int]:
+        """The likeliest next tokens, one after another with cached keys, up to an end-of-text token."""
+        self.check_length(len(ids) + new_tokens)
+        stops = self._stops()
+        states, cache = self._step(list(ids), None)
+        made: list[int] = []
+        while True:
+            token = int(self._head(states[-1]).argmax())
+            if token in stops:
+                return made
+            made.append(token)
+            if len(made) == new_tokens:
+                return made
+            states, cache = self._step([token], cache)
+
+    @torch.inference_mode()
+    def judge(self, prefix: Sequence[int], middle: Sequence[int], continuation: Sequence[int]) -> Judged:
+        """How likely `continuation` is after `prefix` and `middle`; the keys of the last prefix are kept for the next call."""
+        self.check_length(len(prefix) + len(middle) + len(continuation))
+        states, _ = self._step([*middle, *continuation], self._cached(tuple(prefix)))
+        asked = torch.tensor(list(continuation), device=self.device)
+        logits = self._head(states[-len(continuation) - 1 : -1]).double()
+        loss = torch.nn.functional.cross_entropy(logits, asked, reduction="sum")
+        return Judged(-float(loss), bool((logits.argmax(-1) == asked).all()))
+
+    def _step(self, ids: list[int], cache: Any) -> tuple[Tensor, Any]:
+        """Run some tokens on top of a cache: their last states [M, width], and the cache with them."""
+        tokens = torch.tensor([ids], device=self.device)
+        output = self.network.base_model(input_ids=tokens, use_cache=True, **{self._cache_name: cache})
+        return output.last_hidden_state[0], output[self._cache_name]
+
+    def _cached(self, prefix: tuple[int, ...]) -> Any:
+        """A copy of the prefix's keys and values, which the caller may extend; None for an empty prefix."""
+        if not prefix:
+            return None
+        if self._prefix is None or self._prefix[0] != prefix:
+            self._prefix = None
+            self._prefix = (prefix, self._step(list(prefix), None)[1])
+        return copy.deepcopy(self._prefix[1])
+
+    def _losses(self, states: Tensor, targets: Tensor) -> Tensor:
+        parts = []
+        for start in range(0, len(states), LOGIT_ROWS):
+            logits = self._head(states[start : start + LOGIT_ROWS]).double()
+            parts.append(
+                torch.nn.functional.cross_entropy(logits, targets[start : start + LOGIT_ROWS], reduction="none")
+            )
+        return torch.cat(parts) if parts else states.new_zeros(0, dtype=torch.float64)
+
+    def _stops(self) -> set[int]:
+        config = self.network.generation_config.eos_token_id
+        listed = config if isinstance(config, list) else [config]
+        return {token for token in (*listed, self.tokenizer.eos_token_id) if token is not None}

@@ -1,0 +1,65 @@
+"""The page's interactive charts: a Figure's data as Vega-Lite, by Altair. Decides looks, not content.
+
+Every panel is a chart of its own, as wide as its place on the page. Colours are CSS variables, so that the page's theme (and
+its print) reaches into the drawn SVG; marks carry the `cell` that the page explains on hover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from pyramidbench.reporting import chart_lines, chart_rows
+from pyramidbench.reporting.chart_looks import config
+from pyramidbench.reporting.chart_parts import PICKED, ROWS, values
+from pyramidbench.reporting.figure import Figure, Kind, Panel
+from pyramidbench.units import one_line
+
+DRAWN: dict[Kind, Callable[[Figure, Panel, pd.DataFrame], alt.LayerChart]] = {
+    "lines": chart_lines.lines, "tradeoff": chart_lines.tradeoff, "roofline": chart_lines.roofline,
+    "dots": chart_rows.dots, "bars": chart_rows.bars, "heat": chart_rows.heat,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One panel: the row that it stands in, its title, and a Vega-Lite specification."""
+
+    row: str
+    title: str
+    spec: dict[str, Any]
+
+
+def charts(figure: Figure) -> list[Chart]:
+    """The charts of a figure, row by row and panel by panel."""
+    made = []
+    for row in figure.data["row"].unique():
+        for panel in figure.panels:
+            data = figure.data[(figure.data["panel"] == panel.name) & (figure.data["row"] == row)]
+            if len(data):
+                spec = _spec(DRAWN[figure.kind](figure, panel, data), data, figure)
+                made.append(Chart(row[:1].upper() + row[1:], _title(figure, panel), spec))
+    return made
+
+
+def _title(figure: Figure, panel: Panel) -> str:
+    if figure.kind == "roofline":
+        return ""
+    title = one_line(panel.name)
+    return title if figure.kind == "heat" else title[:1].upper() + title[1:]
+
+
+def _spec(chart: alt.LayerChart, data: pd.DataFrame, figure: Figure) -> dict[str, Any]:
+    lines = {"dots": "shown", "bars": "shown", "heat": "y"}.get(figure.kind)
+    height = chart_lines.HEIGHT if lines is None else chart_rows.STEP * data[lines].nunique()
+    full = chart.add_params(alt.param(name=PICKED, value="")).properties(
+        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
+    )
+    # Tests hold the specifications to Vega-Lite's schema; here that would take longer than all the rest.
+    spec: dict[str, Any] = full.configure(**config()).to_dict(validate=False)
+    spec.setdefault("datasets", {})[ROWS] = values(data)
+    return spec

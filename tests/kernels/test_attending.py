@@ -1,0 +1,71 @@
+"""What torch rules share: parts of tiles whose size changes nothing, and sets that a group of heads shares or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from pyramidbench.kernels import attending
+from pyramidbench.kernels.attending import TorchMethod
+from pyramidbench.problem import Problem
+from pyramidbench.registry import create, method_class, method_names, preset_names
+
+MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
+SIZES: dict[str, object] = {"top_k": 3, "block_size": 8, "query_tile": 8}
+RULES = [
+    spec
+    for name in method_names()
+    if issubclass(method_class(name), TorchMethod) and name != "random_blocks"
+    for spec in (f"{name}:{preset}" for preset in preset_names(name))
+]
+PROBES = {"probe_rows": 4, "probe_every": 16}
+
+
+def made(spec: str) -> TorchMethod:
+    probed = PROBES if spec.startswith(("vertical_slash", "flexprefill")) else {}
+    return cast(TorchMethod, create(spec, SIZES | probed))
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_tiles_are_taken_in_parts_and_chosen_alike(
+    spec: str, tensors: MakeTensors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, _ = tensors(queries=150, batch=2, heads=4, kv_heads=2)
+    problem = Problem.of(q, k, causal=True, scale=None)
+    method = made(spec)
+    at_once = method.select(q, k, problem)
+    assert at_once is not None
+    for elements in (1, 700):
+        monkeypatch.setattr(attending, "CHUNK_ELEMENTS", {"cpu": elements})
+        in_parts = method.select(q, k, problem)
+        assert in_parts is not None
+        assert torch.equal(in_parts.mask(), at_once.mask())
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_memory_that_a_cost_names_has_a_bound(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scores, only a chunk counts; the rest grows with the lists and the keys."""
+    method = made(spec)
+    problem = Problem(1, 8, 2, 65536, 65536, 64, 64, "float32", True, 0.125)
+    whole = method.cost(problem).workspace_bytes
+    monkeypatch.setattr(attending, "CHUNK_ELEMENTS", {"cpu": 1})
+    least = method.cost(problem).workspace_bytes
+    assert 0 <= whole - least <= 24.0 * (1 << 22)
+
+
+def test_sets_are_those_of_the_heads_that_share_one() -> None:
+    problem = Problem(1, 8, 2, 64, 64, 8, 8, "float32", True, 1.0)
+    assert made("xattention").sets(problem) == 8
+    assert cast(TorchMethod, create("xattention", {"head_reduce": "sum_prob"})).sets(problem) == 2
+    assert made("nsa").sets(problem) == 2
+    # Heads that read blocks of their own read as many times more.
+    shared, own = (
+        cast(TorchMethod, create("xattention:top_k", {"head_reduce": how})).attend_cost(problem)
+        for how in ("sum_prob", "none")
+    )
+    assert own.flops == shared.flops
+    assert own.bytes > shared.bytes

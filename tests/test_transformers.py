@@ -1,0 +1,216 @@
+"""Methods as attention of Hugging Face models: exact where they must be, sparse where they should, and never silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyramidbench.transformers as sparse
+from pyramidbench.errors import UserError
+from pyramidbench.spans import Spans
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+TOKENS, LAYERS = 96, 3
+FULL: dict[str, Any] = {"top_k": 64, "block_size": 16, "query_tile": 16}
+SMALL: dict[str, Any] = {"top_k": 1, "block_size": 8, "query_tile": 8}
+
+
+def tiny(config_class: Any = None, **extra: object) -> Any:
+    """A random model, 4 query heads on 2 key/value heads."""
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "pad_token_id": None,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    config = (config_class or transformers.LlamaConfig)(**sizes, **extra)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            torch.nn.init.normal_(weight, std=0.5)
+    return model
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(64, (2, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def counted() -> Iterator[None]:
+    sparse.reset_usage()
+    with torch.no_grad():
+        yield
+
+
+def left(padding: int) -> Tensor:
+    mask = torch.ones(2, TOKENS, dtype=torch.long)
+    mask[0, :padding] = 0
+    return mask
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+def test_a_full_budget_is_dense_attention(ids: Tensor, side: str) -> None:
+    model = tiny()
+    mask = {"none": torch.ones_like(ids), "left": left(21), "right": left(21).flip(1)}[side]
+    expected = model(ids, attention_mask=mask).logits
+    sparse.use(model, "pyramid", **FULL)
+    found = model(ids, attention_mask=mask).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-5)
+    used = sparse.usage()
+    assert used.sparse_calls == LAYERS * (1 if side == "none" else 2)
+    assert used.queries == LAYERS * int(mask.sum())
+    assert used.queries_with_choice == 0
+    assert used.density == 1
+
+
+@pytest.mark.parametrize("padding", [5, 8, 21])
+def test_padding_changes_nothing_that_a_sequence_sees(ids: Tensor, padding: int) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    alone = model(ids[:1, padding:]).logits
+    mask = left(padding)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    batched = model(ids, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(batched[:1, padding:], alone, rtol=1e-4, atol=1e-5)
+    assert 0 < (sparse.usage().choice_share or 0) < 1
+
+
+def test_packed_sequences_do_not_see_one_another(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    cuts = (37, TOKENS - 37)
+    alone = torch.cat([model(part).logits for part in ids[:1].split(cuts, dim=1)], dim=1)
+    positions = torch.cat([torch.arange(cut) for cut in cuts])[None]
+    packed = model(ids[:1], position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_sequences_with_a_cache_are_refused(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    positions = torch.cat([torch.arange(40), torch.arange(TOKENS - 40)])[None]
+    with pytest.raises(UserError, match="packed sequences need use_cache=False"):
+        model(ids[:1], position_ids=positions, use_cache=True)
+
+
+@pytest.mark.parametrize("padding", [0, 13])
+def test_cached_decoding_equals_the_whole_at_a_full_budget(ids: Tensor, padding: int) -> None:
+    model = tiny()
+    settings = {"attention_mask": left(padding), "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **settings)
+    sparse.use(model, "pyramid:fast", top_k=64, block_size=16)
+    assert torch.equal(model.generate(ids, **settings), expected)
+    assert sparse.usage().sparse_calls >= 4 * LAYERS
+
+
+def test_a_decoded_token_chooses_among_the_cached_blocks(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    settings = {"attention_mask": torch.ones_like(ids[:1]), "do_sample": False, "pad_token_id": 0}
+    model.generate(ids[:1], max_new_tokens=3, **settings)
+    before = sparse.usage()
+    model.generate(ids[:1], max_new_tokens=4, **settings)
+    more = sparse.usage() - before - before
+    assert (more.queries, more.queries_with_choice) == (LAYERS, LAYERS)
+
+
+@pytest.mark.parametrize(("dense_layers", "sparse_calls"), [(2, 1), ([0, 2], 1), (0, 3), (3, 0)])
+def test_layers_that_keep_dense_attention(ids: Tensor, dense_layers: int | list[int], sparse_calls: int) -> None:
+    model = tiny()
+    expected = model(ids).logits
+    sparse.use(model, "pyramid", dense_layers=dense_layers, **SMALL)
+    found = model(ids).logits
+    assert (sparse.usage().sparse_calls, sparse.usage().dense_calls) == (sparse_calls, LAYERS - sparse_calls)
+    assert torch.allclose(found, expected, atol=1e-5) == (sparse_calls == 0)
+
+
+def test_every_name_is_registered_and_reads_the_model_s_config(ids: Tensor) -> None:
+    names = sparse.register(top_k=1, block_size=8, query_tile=8)
+    assert {"pyramidbench:pyramid", "pyramidbench:flat", "pyramidbench:pyramid:paper", "pyramidbench:dense"} <= set(
+        names
+    )
+    config = tiny().config
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="pyramidbench:pyramid").eval()
+    model(ids)
+    by_keyword = sparse.usage()
+    assert by_keyword.queries_with_choice > 0
+    model.config.pyramidbench = {"top_k": 64, "block_size": 8, "query_tile": 8}
+    model(ids)
+    assert (sparse.usage() - by_keyword).queries_with_choice == 0
+
+
+def test_gradients_reach_the_weights(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    with torch.enable_grad():
+        model(ids, labels=ids).loss.backward()
+    assert all(bool(layer.self_attn.k_proj.weight.grad.abs().max() > 0) for layer in model.model.layers)
+
+
+def test_a_window_is_refused_unless_its_layers_stay_dense(ids: Tensor) -> None:
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    model = tiny(transformers.Qwen2Config, layer_types=kinds, sliding_window=16, use_sliding_window=True)
+    expected = model(ids).logits
+    sparse.use(model, "pyramid", **FULL)
+    with pytest.raises(UserError, match=r"sliding window .* list the others in dense_layers"):
+        model(ids)
+    sparse.use(model, "pyramid", dense_layers=[1], **FULL)
+    torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_of_the_caller(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **FULL)
+    causal = torch.ones(TOKENS, TOKENS).tril().bool()[None, None]
+    torch.testing.assert_close(
+        model(ids[:1], attention_mask=causal).logits, model(ids[:1]).logits, rtol=1e-4, atol=1e-5
+    )
+    holes = causal.clone()
+    holes[..., 3] = False
+    with pytest.raises(UserError, match="leaves out keys between visible ones"):
+        model(ids[:1], attention_mask=holes)
+    with pytest.raises(UserError, match="shows a query later keys than its own"):
+        model(ids[:1], attention_mask=torch.ones_like(causal))
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        ("pyramids", {}, "unknown method 'pyramids'. Did you mean 'pyramid'"),
+        ("pyramid", {"topk": 3}, "unknown parameter of method 'pyramid': 'topk'. Did you mean 'top_k'"),
+        ("pyramid", {"dense_layers": -1}, "dense_layers -1 is not accepted"),
+        ("pyramid", {"top_k": "many"}, "top_k = 'many'"),
+    ],
+)
+def test_wrong_settings(method: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        sparse.use(tiny(), method, **settings)
+
+
+def test_models_that_cannot() -> None:
+    bloom = transformers.AutoModelForCausalLM.from_config(
+        transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2)
+    )
+    with pytest.raises(UserError, match="BloomForCausalLM does not go through transformers' attention interface"):
+        sparse.use(bloom, "pyramid")
+    model = tiny(attention_dropout=0.1).train()
+    sparse.use(model, "pyramid")
+    with pytest.raises(UserError, match=r"attention dropout 0.1 is not supported"):
+        model(torch.zeros(1, 4, dtype=torch.long))
+
+
+def test_spans_split_a_mask_into_its_sequences() -> None:
+    seen = torch.zeros(1, 9, 9, dtype=torch.bool)
+    for start, end in ((2, 5), (5, 9)):
+        seen[0, start:end, start:end] = torch.ones(end - start, end - start).tril().bool()
+    spans = Spans.read(lambda start, end: seen[:, start:end], 9, 9, torch.arange(9))
+    assert [(part.rows, part.keys) for part in spans.sequences()] == [
+        (slice(2, 5), slice(2, 5)),
+        (slice(5, 9), slice(5, 9)),
+    ]
+    assert torch.equal(spans.mask(9)[0, 0, 2:], seen[0, 2:])
