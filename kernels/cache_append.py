@@ -1,8 +1,10 @@
 """Appending tokens to a cache: the torch twin of `kernels.decode_append`.
 
-The blocks that the new tokens touch are summed anew from their keys, and above them, level by level, the nodes that cover
-these blocks from their children's statistics: O(n/C + log N) nodes for n tokens. Sums and means run as in
-`kernels.pyramid.build_pyramid`, so that a cache holds what a build over all its keys would hold, bit for bit.
+Only nodes whose tokens are all there are ever ranked, so a node is summed up when it completes, and the open ones at the end
+when somebody wants to read them (`finish`). The blocks that the new tokens complete are summed from their keys, and above
+them, level by level, the nodes that end with these blocks from their children's statistics: at most O(n/C + log N) nodes for n
+tokens, and none for most single tokens. Sums and means run as in `kernels.pyramid.build_pyramid`, so that a cache holds what
+a build over all its keys would hold, bit for bit. Cutting tokens off leaves complete nodes complete or drops them.
 """
 
 from __future__ import annotations
@@ -25,36 +27,46 @@ def append_reference(store: CacheStore, k: Tensor, v: Tensor, starts: Sequence[i
     for sequence, (start, count) in enumerate(zip(starts, counts, strict=True)):
         store.write(store.k, sequence, start, k[sequence, :, :count])
         store.write(store.v, sequence, start, v[sequence, :, :count])
-        refresh(store, sequence, start, start + count)
+        complete(store, sequence, start, start + count)
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     store.lengths.copy_(torch.tensor(ends, dtype=torch.int32)[:, None].expand_as(store.lengths))
 
 
-def refresh(store: CacheStore, sequence: int, start: int, end: int) -> None:
-    """Make the nodes over tokens [start, end) of a sequence that ends at `end` what a build makes them.
+def complete(store: CacheStore, sequence: int, start: int, end: int) -> None:
+    """Make the nodes that tokens [start, end) of a sequence complete what a build makes them."""
+    span = store.sizes.block_size
+    for level in range(store.sizes.levels):
+        first, past = start // span, end // span
+        if first == past:
+            return
+        _store(store, sequence, level, first, _statistics(store, sequence, level, first, past, end))
+        span *= store.sizes.branching
 
-    Where start is `end`, tokens behind it were cut off: then the last block that is left and its ancestors.
-    """
-    if end == 0:
-        return
-    sizes, size = store.sizes, store.sizes.block_size
-    first, last = min(start, end - 1) // size, (end - 1) // size
-    k = store.rows_of(store.k, sequence, first * size, end)[None]
-    tail = -end % size
-    mean, high, low = leaf_statistics(k, size, tail, store.stats.dtype, with_bounds=sizes.has_bounds)
-    _store(store, sequence, 0, first, (mean, high, low))
-    for level in range(1, sizes.levels):
-        first, last = first // sizes.branching, last // sizes.branching
-        _store(store, sequence, level, first, _composed(store, sequence, level, first, last, end))
+
+def finish(store: CacheStore, sequence: int, end: int) -> None:
+    """Make the open node of each level of a sequence of `end` tokens what a build makes it."""
+    span = store.sizes.block_size
+    for level in range(store.sizes.levels):
+        if end % span:
+            node = end // span
+            _store(store, sequence, level, node, _statistics(store, sequence, level, node, node + 1, end))
+        span *= store.sizes.branching
 
 
 Statistics = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def _composed(store: CacheStore, sequence: int, level: int, first: int, last: int, end: int) -> Statistics:
-    """Mean, maximum and minimum of nodes [first, last] of a level from those of their children: [1, G, n, D] each."""
+def _statistics(store: CacheStore, sequence: int, level: int, first: int, past: int, end: int) -> Statistics:
+    """Mean, maximum and minimum of nodes [first, past) of a level, [1, G, n, D] each, in a sequence of `end` tokens.
+
+    Of blocks from their keys, above from their children's, which must be there.
+    """
     sizes, g = store.sizes, store.sizes.branching
-    children = min((last + 1) * g, sizes.nodes_at(level - 1, end))
+    if level == 0:
+        size = sizes.block_size
+        k = store.rows_of(store.k, sequence, first * size, min(past * size, end))[None]
+        return leaf_statistics(k, size, -k.shape[-2] % size, store.stats.dtype, with_bounds=sizes.has_bounds)
+    children = min(past * g, sizes.nodes_at(level - 1, end))
     begin = sizes.offsets[level - 1]
     stats = store.stats[sequence, :, begin + first * g : begin + children][None]
     span = sizes.block_size * g ** (level - 1)

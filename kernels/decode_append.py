@@ -1,14 +1,16 @@
 """Appending tokens to a cache on the GPU; `kernels.cache_append` is the torch twin.
 
 A few tokens (a decoding step) are one launch, `_append`: one program = one sequence and key/value head. It writes the tokens,
-sums the last blocks' keys anew, and then goes up: a node's statistics are those of its closed children, which no token can
-change any more, with the open child's, which are at hand. All closed children of all levels are loaded at once, so the path
-costs one latency and not one a level. The block is summed key by key and children in ascending order, as
-`kernels.pyramid_build` does, so that a cache holds what that builds, bit for bit. Where the cache is full it writes nothing,
-leaves the length and sets a flag.
+and where these complete no block it is done: open nodes are never ranked. Up to a block's tokens complete one at most. Its keys
+are summed, and then it goes up as long as a node ends with the block: a node's statistics are those of its other children,
+which no token can change any more, with the last child's, which are at hand. The other children of all levels are loaded
+at once, so the path costs one latency and not one a level. The block is summed key by key and children in ascending order,
+as `kernels.pyramid_build` does, so that a cache holds what that builds, bit for bit. With FINISH the same path is taken
+from the last block to the root, whether complete or not, for whoever reads the pyramid. Where the cache is full nothing is
+written, the length stays and a flag is set.
 More tokens than a block holds go through `kernels.decode_prompt`.
-Cost: a step reads a block's keys and (branching - 1)·levels statistics of 12·D bytes and writes as many: 60 KB a head at D 128
-and 256k keys. Bound by latency: launch, length, tokens and keys, statistics, about five dependent accesses.
+Cost: mostly the tokens. One step of C reads a block's keys and (branching - 1)·levels statistics of 12·D bytes, 60 KB a head
+at D 128 and 256k keys. Bound by latency: launch, length beside tokens; where a block ends, its keys and statistics.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def _append(
     k_strides, v_strides, k_cache_strides, v_cache_strides, weight, at, tokens, kv_heads, max_len, blocks, levels, node_count,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BRANCHING: tl.constexpr, LEVELS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_PAGED: tl.constexpr, HAS_COUNTS: tl.constexpr,
-    ROWS: tl.constexpr, COPY: tl.constexpr,
+    ROWS: tl.constexpr, COPY: tl.constexpr, FINISH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // kv_heads, program % kv_heads
@@ -82,51 +84,49 @@ def _append(
         # Pages are assigned in order, so the last block's page is the last to come.
         last_block = tl.minimum(tl.maximum(end - 1, 0) // BLOCK_SIZE, blocks - 1)
         has_room = has_room & (tl.load(pages_ptr + batch * blocks + last_block) >= 0)
-    if not has_room:
+    # No branch on the room: what is read of k and v need not wait for the length.
+    copy_tokens(
+        k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_strides, v_strides, k_cache_strides, v_cache_strides, pages_ptr, blocks,
+        batch, head, 0, start, tl.where(has_room, end, start), count, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_SIZE,
+        IS_PAGED, COPY,
+    )  # fmt: skip
+    if has_room:
+        tl.store(lengths_ptr + program, end)
+    else:
         tl.store(full_ptr, 1)
-    elif end > 0:
-        copy_tokens(
-            k_ptr, k_cache_ptr, k_strides, k_cache_strides, pages_ptr, blocks, batch, head, start, start, end, HEAD_DIM,
-            BLOCK_D, BLOCK_SIZE, IS_PAGED, COPY,
-        )  # fmt: skip
-        copy_tokens(
-            v_ptr, v_cache_ptr, v_strides, v_cache_strides, pages_ptr, blocks, batch, head, start, start, end, HEAD_DIM_V,
-            BLOCK_DV, BLOCK_SIZE, IS_PAGED, COPY,
-        )  # fmt: skip
+    block = tl.maximum(end - 1, 0) // BLOCK_SIZE if FINISH else start // BLOCK_SIZE
+    if has_room & ((block + 1) * BLOCK_SIZE <= end if not FINISH else end > 0):
+        # The tokens are what other threads wrote.
+        tl.debug_barrier()
         nodes_ptr += program * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
         stats_ptr += program * node_count * (3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
         offs_d = tl.arange(0, BLOCK_D)
         row = tl.arange(0, LEVELS)[:, None]
-        for block in range(tl.minimum(start, end - 1) // BLOCK_SIZE, (end - 1) // BLOCK_SIZE + 1):
-            # What other threads wrote: the tokens, and the statistics of the block before.
-            tl.debug_barrier()
-            closed, closed_high, closed_low = _closed_children(
-                stats_ptr, block, blocks, levels, offs_d, HEAD_DIM, BRANCHING, LEVELS, HAS_BOUNDS
+        closed, closed_high, closed_low = _closed_children(
+            stats_ptr, block, blocks, levels, offs_d, HEAD_DIM, BRANCHING, LEVELS, HAS_BOUNDS
+        )
+        k_at = block_start(k_cache_ptr, k_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
+        held = tl.minimum(end - block * BLOCK_SIZE, BLOCK_SIZE)
+        # of shape [1, BLOCK_D]
+        total, high, low = block_statistics(
+            k_at, k_cache_strides[2], held, offs_d, BLOCK_SIZE, HEAD_DIM, ROWS, HAS_BOUNDS
+        )
+        zero = tl.full([], 0, tl.int32)
+        level, node, offset, size, span = zero, zero + block, zero, zero + blocks, tl.full([], BLOCK_SIZE, tl.int64)
+        while (level < levels) & (FINISH | ((node + 1) * span <= end)):
+            keys = keys_under(node, span, end)
+            store_node(
+                nodes_ptr, stats_ptr, offset + node, total, high, low, keys, weight, offs_d, HEAD_DIM, HAS_BOUNDS
             )
-            k_at = block_start(
-                k_cache_ptr, k_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED
-            )
-            held = tl.minimum(end - block * BLOCK_SIZE, BLOCK_SIZE)
-            # of shape [1, BLOCK_D]
-            total, high, low = block_statistics(
-                k_at, k_cache_strides[2], held, offs_d, BLOCK_SIZE, HEAD_DIM, ROWS, HAS_BOUNDS
-            )
-            zero = tl.full([], 0, tl.int32)
-            node, offset, size, span = zero + block, zero, zero + blocks, tl.full([], BLOCK_SIZE, tl.int64)
-            for level in range(levels):
-                keys = keys_under(node, span, end)
-                store_node(
-                    nodes_ptr, stats_ptr, offset + node, total, high, low, keys, weight, offs_d, HEAD_DIM, HAS_BOUNDS
-                )
-                total += tl.sum(tl.where(row == level, closed, 0.0), 0)[None, :]
-                if HAS_BOUNDS:
-                    high = tl.maximum(high, tl.max(tl.where(row == level, closed_high, float("-inf")), 0)[None, :])
-                    low = tl.minimum(low, tl.min(tl.where(row == level, closed_low, float("inf")), 0)[None, :])
-                offset += size
-                size = tl.cdiv(size, BRANCHING)
-                node = node // BRANCHING
-                span *= BRANCHING
-        tl.store(lengths_ptr + program, end)
+            total += tl.sum(tl.where(row == level, closed, 0.0), 0)[None, :]
+            if HAS_BOUNDS:
+                high = tl.maximum(high, tl.max(tl.where(row == level, closed_high, float("-inf")), 0)[None, :])
+                low = tl.minimum(low, tl.min(tl.where(row == level, closed_low, float("inf")), 0)[None, :])
+            offset += size
+            size = tl.cdiv(size, BRANCHING)
+            node = node // BRANCHING
+            span *= BRANCHING
+            level += 1
 
 
 def append(store: CacheStore, k: Tensor, v: Tensor, at: int | None, counts: Sequence[int] | None) -> None:
@@ -145,17 +145,19 @@ def append(store: CacheStore, k: Tensor, v: Tensor, at: int | None, counts: Sequ
     store.lengths.copy_(ends[:, None].expand_as(store.lengths))
 
 
-def refresh_ends(store: CacheStore) -> None:
-    """Compose the last block of every sequence and its ancestors anew, after tokens behind it were cut off."""
-    _launch_append(store, store.k[:, :, :0], store.v[:, :, :0], -1, None)
+def finish_ends(store: CacheStore) -> None:
+    """Compose the last block of every sequence and its ancestors from what is there, whether they are full or not."""
+    _launch_append(store, store.k[:, :, :0], store.v[:, :, :0], -1, None, finish=True)
 
 
-def _launch_append(store: CacheStore, k: Tensor, v: Tensor, at: int, counts: Tensor | None) -> None:
+def _launch_append(
+    store: CacheStore, k: Tensor, v: Tensor, at: int, counts: Tensor | None, *, finish: bool = False
+) -> None:  # fmt: skip
     sizes = store.sizes
     _append[(sizes.batch * sizes.kv_heads,)](
         k, v, store.k, store.v, store.nodes, store.stats, store.lengths, store.full, store.pages, counts, k.stride()[:3],
         v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2], sizes.kv_heads,
         sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store), BRANCHING=sizes.branching,
         LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None, COPY=COPY_ROWS,
-        num_warps=APPEND_WARPS,
+        FINISH=finish, num_warps=APPEND_WARPS,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 `_append_blocks`: one program = one block of one sequence and key/value head: it writes the block's new tokens and sums all its
 keys, key by key. `_compose_level`: one program = ROWS neighbouring nodes of a level, from their children's statistics in
-ascending order. Only blocks and nodes that hold a new token are touched. Both orders are those of `kernels.pyramid_build`.
+ascending order. Only blocks and nodes that hold a new token are touched; the open one at the end of each level is made too,
+though nobody reads it. Both orders are those of `kernels.pyramid_build`.
 Cost: reads and writes the new tokens, reads their keys twice; bound by memory.
 """
 
@@ -42,12 +43,9 @@ def _append_blocks(
     if (block * BLOCK_SIZE < end) & (start < end):
         first, last = tl.maximum(start, block * BLOCK_SIZE), tl.minimum(end, (block + 1) * BLOCK_SIZE)
         copy_tokens(
-            k_ptr, k_cache_ptr, k_strides, k_cache_strides, pages_ptr, blocks, batch, head, start, first, last, HEAD_DIM,
-            BLOCK_D, BLOCK_SIZE, IS_PAGED, COPY,
-        )  # fmt: skip
-        copy_tokens(
-            v_ptr, v_cache_ptr, v_strides, v_cache_strides, pages_ptr, blocks, batch, head, start, first, last, HEAD_DIM_V,
-            BLOCK_DV, BLOCK_SIZE, IS_PAGED, COPY,
+            k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_strides, v_strides, k_cache_strides, v_cache_strides, pages_ptr, blocks,
+            batch, head, first - start, first, last, last - first, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_SIZE,
+            IS_PAGED, COPY,
         )  # fmt: skip
         tl.debug_barrier()
         offs_d = tl.arange(0, BLOCK_D)

@@ -17,21 +17,32 @@ LOAD_ROWS = 32
 
 @triton.jit
 def copy_tokens(
-    x_ptr, cache_ptr, strides, cache_strides, pages_ptr, blocks, batch, head, first, start, end, DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_PAGED: tl.constexpr, ROWS: tl.constexpr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, k_strides, v_strides, k_cache_strides, v_cache_strides, pages_ptr, blocks, batch,
+    head, first, start, end, count, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_SIZE: tl.constexpr, IS_PAGED: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the new tokens [start, end) of one head; `first`: the position of the first token of x."""
-    offs_d = tl.arange(0, BLOCK_D)
-    for begin in range(start, end, ROWS):
-        token = begin + tl.arange(0, ROWS)
-        mask = (token < end)[:, None] & (offs_d < DIM)[None, :]
-        # of shape [ROWS, BLOCK_D]
-        row = x_ptr + batch * strides[0] + head * strides[1] + (token - first).to(tl.int64) * strides[2]
-        x = tl.load(row[:, None] + offs_d[None, :], mask=mask, other=0.0)
-        block = tl.where(token < end, token // BLOCK_SIZE, -1)
-        at = block_start(cache_ptr, cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
-        at += (token % BLOCK_SIZE) * cache_strides[2]
-        tl.store(at[:, None] + offs_d[None, :], x, mask=mask)
+    """Write the new tokens [start, end) of one head, at most `count`; they are tokens `first` … of k and v.
+
+    Reading these waits for `first` and `count` only, which a step knows before it knows its length.
+    """
+    offs_d, offs_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    k_ptr += batch * k_strides[0] + head * k_strides[1]
+    v_ptr += batch * v_strides[0] + head * v_strides[1]
+    for begin in range(0, count, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        from_row = (first + row).to(tl.int64)[:, None]
+        # of shape [ROWS, BLOCK_D] and [ROWS, BLOCK_DV]
+        is_k = (row < count)[:, None] & (offs_d < HEAD_DIM)[None, :]
+        is_v = (row < count)[:, None] & (offs_dv < HEAD_DIM_V)[None, :]
+        k = tl.load(k_ptr + from_row * k_strides[2] + offs_d[None, :], mask=is_k, other=0.0)
+        v = tl.load(v_ptr + from_row * v_strides[2] + offs_dv[None, :], mask=is_v, other=0.0)
+        token = start + row
+        held = token < end
+        block, place = tl.where(held, token // BLOCK_SIZE, -1), token % BLOCK_SIZE
+        at = block_start(k_cache_ptr, k_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
+        tl.store((at + place * k_cache_strides[2])[:, None] + offs_d[None, :], k, mask=is_k & held[:, None])
+        at = block_start(v_cache_ptr, v_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
+        tl.store((at + place * v_cache_strides[2])[:, None] + offs_dv[None, :], v, mask=is_v & held[:, None])
 
 
 @triton.jit

@@ -25,6 +25,7 @@ from pyramidbench.kernels.top_k import best
 
 SCAN_CHUNK = 32
 WALK_CHUNK = 64
+ONE_WARP_SLOTS = 1024
 
 
 @triton.jit
@@ -121,13 +122,28 @@ def _scan(
 
 
 @triton.jit
+def _score_here(
+    level_ptr, list_ptr, score_ptr, places, listed, lo, hi, span, length, high, low, offs_d,
+    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Scores of a level's candidates, from their nodes, into score_ptr [places]."""
+    for start in range(0, places, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        some, real = candidates(list_ptr, place, places, listed, lo, hi, BRANCHING)
+        score = _score(level_ptr, some, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
+        score += GROUP * log_keys(some, span, length, BLOCK_SIZE)
+        tl.store(score_ptr + place, score, mask=place < places)
+
+
+@triton.jit
 def _walk(
     q_ptr, nodes_ptr, lengths_ptr, scan_ptr, list_ptr, score_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads, queries,
     blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, scan_level, scan_base,
     scan_width, out_width,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, HAS_SCAN: tl.constexpr,
-    BUDGETED: tl.constexpr,
+    GATHERS: tl.constexpr, BUDGETED: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
@@ -135,7 +151,8 @@ def _walk(
     length = tl.load(lengths_ptr + kv_head)
     offs_d, slot = tl.arange(0, BLOCK_D), tl.arange(0, SLOTS)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-    high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
+    if GATHERS:
+        high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
     _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
     top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     list_ptr += item * (inner_width + 2)
@@ -155,16 +172,17 @@ def _walk(
         chosen = allowed
         if tl.sum(allowed.to(tl.int32)) > keep:
             # Scores of the upper levels are there where `_scan` ran; the others are made here.
-            here = tl.where(top - step >= scan_level, 0, places)
-            level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-            for start in range(0, here, CHUNK):
-                place = start + tl.arange(0, CHUNK)
-                some, real = candidates(list_ptr, place, places, listed, lo, hi, BRANCHING)
-                score = _score(level_ptr, some, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
-                score += GROUP * log_keys(some, span, length, BLOCK_SIZE)
-                tl.store(score_ptr + place, score, mask=place < places)
-            tl.debug_barrier()
-            score = tl.load(score_ptr + slot, mask=slot < here, other=0.0)
+            here = 0
+            score = tl.zeros([SLOTS], tl.float32)
+            if GATHERS:
+                here = tl.where(top - step >= scan_level, 0, places)
+                level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+                _score_here(
+                    level_ptr, list_ptr, score_ptr, here, listed, lo, hi, span, length, high, low, offs_d, GROUP, BLOCK_SIZE,
+                    HEAD_DIM, BRANCHING, HAS_BOUNDS, CHUNK,
+                )  # fmt: skip
+                tl.debug_barrier()
+                score = tl.load(score_ptr + slot, mask=slot < here, other=0.0)
             if HAS_SCAN:
                 scanned_at = scan_ptr + item * scan_width + offset - scan_base
                 scanned = tl.load(scanned_at + node, mask=allowed & (slot >= here), other=0.0)
@@ -194,9 +212,15 @@ def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     return nodes
 
 
-def walk_warps(slots: int) -> int:
-    """Warps of a walk whose levels have so many candidates: 8, which keep 32 KB of nodes in flight, a quarter of a level's of
-    256; 16 where the candidates would not fit their registers. Predicted, not measured."""
+def walk_warps(slots: int, *, gathers: bool) -> int:
+    """Warps of a walk whose levels have so many candidates.
+
+    One where `_scan` left all scores and they fit one warp's registers: a threshold is then found without a barrier, of which
+    each takes part of a microsecond, twenty a level. Where nodes are gathered 8, which keep 32 KB of them in flight, a quarter
+    of a level's of 256; 16 where the candidates would not fit their registers. Predicted, not measured.
+    """
+    if not gathers and slots <= ONE_WARP_SLOTS:
+        return 1
     return 8 if slots <= 4096 else 16
 
 
@@ -216,10 +240,10 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
             *tensors, scanned, call.q.stride()[:3], call.scale, *call.counts, *edge, *forced, *scan[1:],
             CHUNK=SCAN_CHUNK, num_warps=4, **shape,
         )  # fmt: skip
-    is_last = rules.leaf_score == "summary"
+    is_last, gathers = rules.leaf_score == "summary", call.scan_level > 0
     _walk[(call.items,)](
         *tensors, scanned, call.lists(rules.inner_width() + 2), call.scratch(call.slots), candidates, counts,
         call.q.stride()[:3], call.scale, *call.counts, *edge, rules.inner_width(), call.passed, *forced, *scan,
-        candidates.shape[1], SLOTS=call.slots, CHUNK=WALK_CHUNK, HAS_SCAN=scanned is not None,
-        BUDGETED=rules.forced_in_budget and is_last, num_warps=walk_warps(call.slots), **shape,
+        candidates.shape[1], SLOTS=call.slots, CHUNK=WALK_CHUNK, HAS_SCAN=scanned is not None, GATHERS=gathers,
+        BUDGETED=rules.forced_in_budget and is_last, num_warps=walk_warps(call.slots, gathers=gathers), **shape,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from pyramidbench.decoder import CacheLayout
 from pyramidbench.errors import UserError
 from pyramidbench.kernels.backends import Backend
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
-from pyramidbench.kernels.cache_append import append_reference, refresh
+from pyramidbench.kernels.cache_append import append_reference, finish
 from pyramidbench.kernels.decode import attend_reference, choose_reference
 from pyramidbench.kernels.pages import PageTable
 from pyramidbench.kernels.walk import WalkRules
@@ -99,16 +99,24 @@ class BlockDecoder:
             raise UserError(f"truncate to {new}: accepted: {len(old)} lengths, each from 0 to what is there, {old}")
         if self.table is not None:
             self.table.release([-(-length // self.sizes.block_size) for length in new])
-        if self.backend == "reference":
-            for sequence, length in enumerate(new):
-                refresh(self.store, sequence, length, length)
         ends = torch.tensor(new, dtype=torch.int32, device=self.store.lengths.device)
         self.store.lengths.copy_(ends[:, None].expand_as(self.store.lengths))
-        if self.backend == "triton":
-            from pyramidbench.kernels.decode_append import refresh_ends
-
-            refresh_ends(self.store)
         self.known = new
+
+    def summaries(self, sequence: int) -> tuple[Tensor, ...]:
+        """Copies of the summaries of a sequence's nodes, level by level, [G, nodes, D or 2·D]; the open ones are made here."""
+        if not 0 <= sequence < self.sizes.batch:
+            raise UserError(f"sequence {sequence}: accepted: 0 to {self.sizes.batch - 1}")
+        length = self._host_lengths()[sequence]
+        if self.backend == "reference":
+            finish(self.store, sequence, length)
+        else:
+            from pyramidbench.kernels.decode_append import finish_ends
+
+            finish_ends(self.store)
+        sizes, nodes = self.sizes, self.store.nodes[sequence]
+        levels = zip(sizes.offsets, range(sizes.levels), strict=False)
+        return tuple(nodes[:, first : first + sizes.nodes_at(level, length)].clone() for first, level in levels)
 
     def reserve(self, tokens: int) -> None:
         self._make_room([length + tokens for length in self._host_lengths()])

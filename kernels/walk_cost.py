@@ -156,16 +156,19 @@ def childless(tiling: Tiling, branching: int, level: int) -> int:
 def step_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[StageCost, StageCost]:
     """The append and route stages of a decoding step on a cache that keeps its pyramid.
 
-    The append writes the new tokens and reads the open block's keys, and moves, on each level, the statistics (three fp32
-    vectors, or one without bounds) of a node's children and a summary.
+    The append writes the new tokens. Only where they complete a block it reads the block's keys, and for each node that ends
+    with it moves the statistics (three fp32 vectors, or one without bounds) of the children and a summary.
     """
     levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    spans = [tiling.block_size * rules.branching**level for level in range(levels)]
+    old = problem.seq_len_kv - problem.seq_len_q
+    ends = [problem.seq_len_kv // span - old // span for span in spans]
     heads = problem.batch * problem.kv_heads
     rows = 3 if rules.bounds(problem.head_dim) > 0 else 1
     summary = problem.itemsize * problem.head_dim * (2 if rows == 3 else 1)
-    path = levels * (4.0 * problem.head_dim * rows * rules.branching + summary)
-    block = problem.itemsize * problem.head_dim * tiling.block_size
+    path = sum(ends) * (4.0 * problem.head_dim * rows * rules.branching + summary)
+    block = ends[0] * problem.itemsize * problem.head_dim * tiling.block_size
     tokens = append_cost(problem)
-    summed = heads * problem.head_dim * (tiling.block_size + levels * rules.branching)
+    summed = heads * problem.head_dim * (ends[0] * tiling.block_size + sum(ends) * rules.branching)
     append = StageCost("append", float(rows * summed), tokens.bytes + heads * (block + path))
     return append, walk_cost(problem, tiling, rules)[1]

@@ -21,8 +21,8 @@ class PyramidCache:
     """Keys and values of up to `max_len` tokens for each of `batch` sequences, and the pyramid over the keys.
 
     Everything is allocated here: B·G·max_len·(D + Dv) elements, and about 12 % more in 16 bits at blocks of 64
-    (docs/decode.md). Sequences have lengths of their own. Each new token touches O(log max_len) summaries, and the cache always
-    holds what a build over its keys would hold, bit for bit.
+    (docs/decode.md). Sequences have lengths of their own. A node is summed up when its last token comes, so a new token touches
+    O(log max_len) summaries at most and mostly none; `summaries` are those of a build over the keys, bit for bit.
 
     Parameters are those of the method `pyramid` and of its presets (docs/selection.md); a new token has a set of blocks of
     its own (`query_tile` is 1). head_dim_v: of the values (default head_dim). paged: keys and values lie in pages of
@@ -127,6 +127,17 @@ class PyramidCache:
         heads, or the H query heads with head_reduce "none"."""
         with torch.no_grad():
             return self._cache.lists(q)
+
+    def summaries(self, sequence: int = 0) -> tuple[Tensor, ...]:
+        """Summaries of a sequence's nodes, as a build makes them: a copy [G, nodes, D or 2·D] of each level, the blocks' first.
+
+        Up to the level that the cache at its longest needs. Nodes that are not full yet, which no query ranks, are made now.
+
+        Raises:
+            UserError: there is no such sequence.
+        """
+        with torch.no_grad():
+            return self._cache.summaries(sequence)
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
         """Cut sequences off behind so many tokens, for all or for each: what a rejected draft or a pruned beam needs.

@@ -74,6 +74,10 @@ class TokenCache(Decoder, Protocol):
         """The blocks of each query: int32 [B, sets, M, S], ascending, padded with -1."""
         ...
 
+    def summaries(self, sequence: int) -> tuple[Tensor, ...]:
+        """Copies of the summaries of a sequence's nodes, level by level, [G, nodes, D or 2·D]."""
+        ...
+
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
         """Cut sequences off behind so many tokens."""
         ...

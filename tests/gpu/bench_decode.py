@@ -4,7 +4,10 @@
 
 bf16, 32 query and 8 key/value heads, head dim 128, blocks of 64, K 32, random tensors. A step is captured by a CUDA graph and
 replayed; before each replay a buffer of twice the L2 is overwritten, outside the timed region; median of CUDA events.
-"append", "attend": graphs of their own. "bytes": what the step must move by formula; "TB/s": that ÷ the step's time. Dense: FA3
+"append", "attend": graphs of their own.
+A context ends half a block short of its name, so that its last token completes no block, as 63 of 64 do; "ending": the append
+of a token that ends a block and, but for the root, a node of every level. "bytes": what the step must move by formula;
+"TB/s": that ÷ the step's time. Dense: FA3
 with a KV cache (where fa3_fwd_interface or flash_attn_interface can be imported) and SDPA's flash kernel, on the same
 tensors, without an append.
 `--short` leaves out 1M tokens and the large batches.
@@ -80,7 +83,7 @@ def main() -> None:
     )
     for batch, thousands in CELLS:
         if not asked.short or (thousands <= 256 and batch <= 8):
-            time_cell(timer, batch, thousands * 1024)
+            time_cell(timer, batch, thousands * 1024 - BLOCK // 2)
 
 
 def check() -> None:
@@ -99,7 +102,7 @@ def time_cell(timer: Timer, batch: int, keys: int) -> None:
     torch.manual_seed(0)
     shapes = ((HEADS, 1), (KV_HEADS, keys), (KV_HEADS, keys))
     q, k, v = (torch.randn(batch, *shape, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for shape in shapes)
-    print(f"-- batch {batch}, {keys >> 10}k tokens", flush=True)
+    print(f"-- batch {batch}, {-(-keys // 1024)}k tokens", flush=True)
     fastest = min(
         filter(None, (time_dense(timer, name, call) for name, call in dense_calls(q, k, v).items())), default=None
     )
@@ -151,19 +154,25 @@ def time_variant(
     decoder, old = method.decoder(problem, CacheLayout(k.device)), problem.seq_len_kv - 1
     decoder.append(k, v)
 
-    def append() -> None:
-        decoder.append(k[:, :, old:], v[:, :, old:], at=old)
+    ending = (1 << old.bit_length() - 1) - 1
+
+    def append(at: int = old) -> None:
+        decoder.append(k[:, :, at : at + 1], v[:, :, at : at + 1], at=at)
 
     def step() -> object:
         append()
         return decoder.attend(q)
 
-    times = [timer.median_us(recorded(call)) for call in (step, append, lambda: decoder.attend(q))]
+    calls = (step, append, lambda: decoder.attend(q))
+    times = [timer.median_us(recorded(call)) for call in calls]
+    ending_us = timer.median_us(recorded(partial(append, ending)))
+    append()
     size = method.step_cost(problem).bytes
     against = "" if fastest is None else f"  {fastest / times[0]:6.2f} times the fastest dense"
     rate = size / times[0] / 1e6
     print(
-        f"   {name:24} {times[0]:9.1f}  append {times[1]:6.1f}  attend {times[2]:7.1f}  {size / 1e6:7.1f} MB  {rate:5.2f} TB/s"
+        f"   {name:24} {times[0]:9.1f}  append {times[1]:6.1f} (ending {ending_us:6.1f})  attend {times[2]:7.1f}"
+        f"  {size / 1e6:7.1f} MB  {rate:5.2f} TB/s"
         f"{against}",
         flush=True,
     )

@@ -46,7 +46,10 @@ def tokens(count: int, dtype: torch.dtype = torch.float32, batch: int = 2) -> tu
 
 
 def check(cache: BlockDecoder, k: Tensor, v: Tensor, lengths: list[int]) -> None:
-    """Tokens, and every level's nodes, against a build over the first lengths[b] tokens of each sequence."""
+    """Tokens, and every level's nodes, against a build over the first lengths[b] tokens of each sequence.
+
+    Complete nodes must be there before anybody reads; what open ones hold must not matter to what comes after.
+    """
     store, sizes = cache.store, cache.sizes
     assert cache.lengths.tolist() == lengths
     for sequence, length in enumerate(lengths):
@@ -56,9 +59,16 @@ def check(cache: BlockDecoder, k: Tensor, v: Tensor, lengths: list[int]) -> None
             k[sequence : sequence + 1, :, :length], block_size=BLOCK, branching=sizes.branching, levels=sizes.levels,
             bound_weight=sizes.bound_weight,
         )  # fmt: skip
-        for level in range(sizes.levels):
-            place = slice(sizes.offsets[level], sizes.offsets[level] + built.size(level))
-            assert torch.equal(store.nodes[sequence, :, place], built.at(level)[0]), f"level {level} at {length}"
+        for level, first in zip(range(sizes.levels), sizes.offsets):
+            full = length // (BLOCK * sizes.branching**level)
+            held = store.nodes[sequence, :, first : first + full]
+            assert torch.equal(held, built.at(level)[0, :, :full]), f"level {level} at {length}, complete nodes"
+        for level, held in enumerate(cache.summaries(sequence)):
+            assert torch.equal(held, built.at(level)[0]), f"level {level} at {length}"
+        for level, first in zip(range(sizes.levels), sizes.offsets):
+            full = length // (BLOCK * sizes.branching**level)
+            for tensor in (store.nodes, store.stats):
+                tensor[sequence, :, first + full : first + sizes.nodes_at(level, sizes.max_len)] = torch.nan
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -144,12 +154,20 @@ def test_pages_run_out_and_come_back() -> None:
     assert not cache.table.free
 
 
-def test_only_the_path_of_a_token_is_touched() -> None:
-    """O(log N): of the nodes of a long cache, one block and its ancestors change."""
+def test_a_token_touches_the_nodes_that_end_with_it() -> None:
+    """O(log N): of the nodes of a long cache, one block's and those of its ancestors change, or none."""
     k, v = tokens(1025)
     cache = made(WalkRules(2, 1, 2, levels="full", bound_weight=0.5), 2048)
-    cache.append(k[:, :, :1024], v[:, :, :1024])
-    before = cache.store.nodes.clone()
-    cache.append(k[:, :, 1024:], v[:, :, 1024:])
-    changed = ~((cache.store.nodes == before) | (cache.store.nodes.isnan() & before.isnan())).all(-1)
-    assert changed.sum(-1).tolist() == [[cache.sizes.levels] * 2] * 2
+    cache.append(k[:, :, :1007], v[:, :, :1007])
+    for start, end, touched in [(1007, 1008, 1), (1008, 1009, 0), (1009, 1023, 0), (1023, 1024, 7), (1024, 1025, 0)]:
+        before = cache.store.nodes.clone()
+        cache.append(k[:, :, start:end], v[:, :, start:end])
+        changed = ~((cache.store.nodes == before) | (cache.store.nodes.isnan() & before.isnan())).all(-1)
+        assert changed.sum(-1).tolist() == [[touched] * 2] * 2, end
+
+
+def test_there_is_no_pyramid_of_an_empty_sequence_or_of_none() -> None:
+    cache = made(FULL, 64)
+    assert [level.shape for level in cache.summaries(1)] == [(2, 0, 2 * HEAD_DIM)] * cache.sizes.levels
+    with pytest.raises(UserError, match="sequence 2: accepted: 0 to 1"):
+        cache.summaries(2)

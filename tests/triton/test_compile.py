@@ -293,6 +293,7 @@ def decode(
     dtype: str = "bf16",
     slots: int = 512,
     paged: bool = False,
+    scanned: bool = False,
 ) -> Case:
     """A kernel of the decoding step, by the name's second word; a cache of up to 1M tokens of 8 key/value heads."""
     from pyramidbench.kernels import (
@@ -315,7 +316,8 @@ def decode(
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
         "append": (
             lambda: decode_append._append,
-            {**shape, **values, **written, **pages, "counts_ptr": None, "BRANCHING": 2, "LEVELS": 16, "HAS_COUNTS": False},
+            {**shape, **values, **written, **pages, "counts_ptr": None, "BRANCHING": 2, "LEVELS": 16, "HAS_COUNTS": False,
+             "FINISH": False},
             decode_tokens.APPEND_WARPS,
         ),
         "blocks": (
@@ -331,8 +333,9 @@ def decode(
         "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": decode_walk.SCAN_CHUNK}, 4),
         "walk": (
             lambda: decode_walk._walk,
-            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512, "BUDGETED": False},
-            decode_walk.walk_warps(slots),
+            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512 or scanned,
+             "GATHERS": not scanned, "BUDGETED": False},
+            decode_walk.walk_warps(slots, gathers=not scanned),
         ),
         "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
         "attend": (
@@ -430,6 +433,8 @@ CASES = {
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
     "decode-walk-flat-1M": partial(decode, slots=16384),
+    "decode-walk-scanned": partial(decode, scanned=True),
+    "decode-walk-scanned-1024": partial(decode, slots=1024, scanned=True),
     "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
     "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),

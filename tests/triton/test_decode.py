@@ -112,7 +112,7 @@ def check_step(case: Case, dtype: torch.dtype, device: str) -> float:
 
 def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, ...], cut: int | None = None) -> None:
     """A cache that grew by `parts` tokens at a time, and was cut, against the kernels that build a pyramid: bit for bit."""
-    from pyramidbench.kernels.decode_append import append, refresh_ends
+    from pyramidbench.kernels.decode_append import append, finish_ends
     from pyramidbench.kernels.pyramid_build import build
 
     _, k, v = drawn(case, dtype, device)
@@ -122,7 +122,6 @@ def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, 
         length += count
     if cut is not None:
         store.lengths.fill_(cut)
-        refresh_ends(store)
         length = cut
     assert int(store.full) == 0
     assert store.lengths.unique().tolist() == [length]
@@ -131,6 +130,14 @@ def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, 
         k[:, :, :length], block_size=case.block_size, branching=sizes.branching, levels=sizes.levels,
         bound_weight=sizes.bound_weight,
     )  # fmt: skip
+    for level in range(sizes.levels):
+        first, full = sizes.offsets[level], length // (case.block_size * sizes.branching**level)
+        held = store.nodes[:, :, first : first + full]
+        assert torch.equal(held, built.at(level)[:, :, :full]), f"level {level}, complete nodes"
+        for tensor in (store.nodes, store.stats):
+            tensor[:, :, first + full : first + sizes.nodes_at(level, sizes.max_len)] = torch.nan
+    finish_ends(store)
+    assert store.lengths.unique().tolist() == [length]
     for level in range(sizes.levels):
         place = slice(sizes.offsets[level], sizes.offsets[level] + built.size(level))
         assert torch.equal(store.nodes[:, :, place], built.at(level)), f"level {level}"
@@ -164,6 +171,28 @@ def test_step_with_levels_gathered_and_scored_whole(
     assert check_step(Case("", {**NARROW, "top_k": 2}, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
 
 
+def test_a_finished_pyramid_grows_on_as_any_other(device: str) -> None:
+    """Reading the pyramid makes the open nodes; tokens that come later, also after a cut, must not take them for complete."""
+    from pyramidbench.kernels.decode_append import append, finish_ends
+
+    case = Case("", FULL, (130,))
+    _, k, v = drawn(case, torch.float32, device)
+    read, other = empty(case, torch.float32, device), empty(case, torch.float32, device)
+    for store in (read, other):
+        append(store, k[:, :, :100], v[:, :, :100], None, None)
+    finish_ends(read)
+    for store in (read, other):
+        store.lengths.fill_(90)
+        for start in (90, 96, 111):
+            append(store, k[:, :, start : start + 15], v[:, :, start : start + 15], start, None)
+        finish_ends(store)
+    sizes = read.sizes
+    for level, first in zip(range(sizes.levels), sizes.offsets):
+        place = slice(first, first + sizes.nodes_at(level, 126))
+        assert torch.equal(read.nodes[:, :, place], other.nodes[:, :, place]), f"level {level}"
+        assert not bool(read.nodes[:, :, place].isnan().any())
+
+
 @pytest.mark.parametrize("programs", [1, 1000])
 def test_step_split_and_whole(programs: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pyramidbench.kernels import decode_attend
@@ -179,6 +208,7 @@ FULL = {**BASE, "top_k": 2, "levels": "full"}
     ("rules", "parts", "cut"),
     [
         pytest.param(FULL, (1,) * 18, None, id="token-by-token"),
+        pytest.param(FULL, (61, 1, 1, 1, 1), None, id="a-token-that-ends-a-block-and-its-ancestors"),
         pytest.param(FULL, (100, 1, 28, 1, 16, 3), 96, id="prompts-chunks-and-a-cut"),
         pytest.param({**FULL, "branching": 3, "bound_weight": 0.0}, (50, 14, 16), 65, id="branching-3-means"),
     ],
@@ -249,5 +279,8 @@ def test_one_graph_serves_a_growing_cache(queries: int, device: str) -> None:
     assert replayed.lengths.tolist() == [1200, 1200]
     graph.replay()
     with pytest.raises(UserError, match="a replayed append found no room"):
-        replayed.check()
+        _ = replayed.lengths
     assert replayed.lengths.tolist() == [1200, 1200]
+    for sequence in range(2):
+        for after, expected in zip(replayed.summaries(sequence), eager.summaries(sequence), strict=True):
+            assert torch.equal(after, expected)
