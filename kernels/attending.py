@@ -17,8 +17,8 @@ from pyramidbench.cost import Cost, StageCost, attention_cost
 from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.pyramid import Pyramid
-from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import step_cost, walk_cost
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from pyramidbench.kernels.attending import CachedWalkMethod
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 
 

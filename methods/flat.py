@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from pyramidbench.kernels.attending import CachedWalkMethod
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
 

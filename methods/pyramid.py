@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pyramidbench.kernels.attending import CachedWalkMethod
 from pyramidbench.kernels.pyramid import walked_levels
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
 

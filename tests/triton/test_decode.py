@@ -13,7 +13,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.cache_append import append_reference
 from pyramidbench.kernels.decode import attend_reference, choose_reference
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 BASE = {"sink_blocks": 1, "local_blocks": 2}
 NARROW: dict[str, Any] = {**BASE, "start_width": 4, "beam": 1}
