@@ -1,8 +1,8 @@
 """What selection rules share: whatever they choose, they attend through the one sparse-attention kernel.
 
-Two kinds: a rule in plain torch, which lists blocks for some tiles at a time on any device, and a rule that is a walk with
-parameters of its own, which thereby has the walk's Triton kernels too. So methods differ in what they select, and in nothing
-else.
+Three kinds: a rule in plain torch, which lists blocks for some tiles at a time on any device; a rule that is a walk with
+parameters of its own, which thereby has the walk's Triton kernels too; and one of these over summaries that a decoding cache
+keeps, which has the kernels of a step besides. So methods differ in what they select, and in nothing else.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from pyramidbench.cost import Cost, StageCost, attention_cost
+from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.pyramid import Pyramid
-from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import walk_cost
+from pyramidbench.kernels.walk_cost import step_cost, walk_cost
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
@@ -138,3 +139,27 @@ class WalkMethod(AttendingMethod):
         )
         parts = backends.parts_bytes(problem, tiling, rules, self.route_backend(problem))
         return Cost((*walk_cost(problem, tiling, rules), self.attend_cost(problem)), held, *parts)
+
+
+@dataclass(frozen=True)
+class CachedWalkMethod(WalkMethod):
+    """A walk over means and bounds of keys, which a decoding cache keeps: a step appends to them and builds nothing anew."""
+
+    def unsupported(self, problem: Problem) -> str | None:
+        if problem.direction != "decode":
+            return super().unsupported(problem)
+        gap = self._decode_gap(problem) if self.implementation == "triton" else None
+        return BlockMethod.unsupported(self, problem) or gap
+
+    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
+        return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
+
+    def step_cost(self, problem: Problem) -> Cost:
+        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
+
+    def step_backend(self, problem: Problem) -> str:
+        return backends.chosen(self.implementation, self._decode_gap(problem))
+
+    def _decode_gap(self, problem: Problem) -> str | None:
+        """Why the Triton kernels cannot do a step, or None."""
+        return backends.decode_gap(problem, self.rules(problem), self.block_size)

@@ -21,7 +21,8 @@ from pyramidbench.kernels.attention import check_call
 from pyramidbench.kernels.attention_grad import attention
 from pyramidbench.kernels.cache import CacheSizes
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
-from pyramidbench.kernels.walk import WalkRules, route_reference
+from pyramidbench.kernels.walk import route_reference
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import DTYPES, Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling

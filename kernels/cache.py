@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import walked_levels
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 
 @dataclass(frozen=True)

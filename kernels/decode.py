@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheStore
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.decode import start_nodes
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 WIDEST_LEVEL = 32768
 """Candidates of a level that one program holds in registers, at most."""

@@ -14,7 +14,7 @@ from pyramidbench.kernels.decode_attend import run_attend
 from pyramidbench.kernels.decode_call import DecodeCall
 from pyramidbench.kernels.decode_leaf import run_leaf
 from pyramidbench.kernels.decode_walk import run_walk
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 
 def step(q: Tensor, store: CacheStore, rules: WalkRules, scale: float) -> tuple[Tensor, Tensor]:

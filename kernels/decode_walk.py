@@ -19,8 +19,8 @@ from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
 from pyramidbench.kernels.decode_place import new_query
+from pyramidbench.kernels.route_candidates import candidates
 from pyramidbench.kernels.route_nodes import load_nodes, log_keys
-from pyramidbench.kernels.route_walk import candidates
 from pyramidbench.kernels.top_k import best
 
 SCAN_CHUNK = 32

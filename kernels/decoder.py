@@ -19,7 +19,7 @@ from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.cache_append import append_reference, finish
 from pyramidbench.kernels.decode import attend_reference, choose_reference
 from pyramidbench.kernels.pages import PageTable
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 

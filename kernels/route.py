@@ -15,7 +15,7 @@ from pyramidbench.kernels.route_leaf import run_leaf
 from pyramidbench.kernels.route_scores import Scorer
 from pyramidbench.kernels.route_walk import Start, run_walk
 from pyramidbench.kernels.route_window import Levels, windows
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import BlockSelection
 from pyramidbench.stages import part
 from pyramidbench.tiling import Tiling

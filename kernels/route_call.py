@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import ranked_count
 from pyramidbench.tiling import Tiling
 

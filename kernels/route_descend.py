@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.route_call import Call, slots
+from pyramidbench.kernels.route_candidates import candidates
 from pyramidbench.kernels.route_tile import rankable_blocks, write_choice
-from pyramidbench.kernels.route_walk import candidates
 from pyramidbench.kernels.route_window import Levels, Window, visible
 from pyramidbench.kernels.top_k import LOWEST, best, best_with_edges
 

@@ -12,8 +12,8 @@ from pyramidbench.kernels.route_call import is_summed, list_widths, score_rows, 
 from pyramidbench.kernels.route_descend import scan_places
 from pyramidbench.kernels.route_portions import PORTION_BYTES
 from pyramidbench.kernels.route_window import Levels, windows
-from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import nodes_in
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.tiling import Tiling
 

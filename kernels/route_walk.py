@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.pooled_queries import mean_queries
 from pyramidbench.kernels.route_call import Call, head_shape, programs, scored_levels, scoring_rows, slots
+from pyramidbench.kernels.route_candidates import candidates, resume
 from pyramidbench.kernels.route_nodes import (
     load_nodes,
     log_keys,
@@ -44,14 +45,6 @@ WALK_PROGRAMS = 8
 WALK_STAGES = 2
 """One warp a tile, 8 programs per multiprocessor, chunks of 32 nodes; at 256k keys, 16 heads, K 64, β 4, H200: 4.5 ms. With
 a register cap for 12 programs 5.8, without prefetch 6.3, chunks of 16 on 12 programs 6.3, of 64 7.4, two warps 8.6."""
-
-
-@triton.jit
-def candidates(list_ptr, slot, slots, listed, lo, hi, BRANCHING: tl.constexpr):
-    """Nodes at places `slot` of a level's candidates, and whether they may be ranked; without a list, lo + slot."""
-    parent = tl.load(list_ptr + slot // BRANCHING, mask=slot < listed, other=-1)
-    node = tl.where(listed == 0, lo + slot, parent * BRANCHING + slot % BRANCHING)
-    return node, (slot < slots) & (node >= lo) & (node < hi)
 
 
 @triton.jit
@@ -90,16 +83,6 @@ def _score_candidates(
                     seq_len_kv, offs_d, is_inner, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS, HAS_BOUNDS, CHILDREN,
                 )  # fmt: skip
         tl.store(score_ptr + place, score, mask=place < slots)
-
-
-@triton.jit
-def _resume(list_ptr, start_ptr, kept, slot, lo, hi):
-    """Open the nodes kept above and the forced ones around them, as every level leaves them."""
-    node = tl.load(start_ptr + slot, mask=slot < kept, other=-1)
-    tl.store(list_ptr, lo - 1)
-    tl.store(list_ptr + 1 + slot, node, mask=slot < kept)
-    tl.store(list_ptr + kept + 1, tl.where(hi >= lo, hi, -1))
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -154,7 +137,7 @@ def _walk(
             kept = tl.load(start_count_ptr + item)
             above = span * BRANCHING
             hi = complete // above if IS_CAUSAL else tl.cdiv(blocks, above)
-            _resume(list_ptr, start_ptr + item * inner_width, kept, slot, tl.cdiv(sink_end, above), hi)
+            resume(list_ptr, start_ptr + item * inner_width, kept, slot, tl.cdiv(sink_end, above), hi)
         for step in range(levels):
             # The level's nodes [offset, offset + size) of the buffer, of which [lo, hi) may be ranked.
             size = tl.cdiv(blocks, span)

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyramidbench.kernels.panels import Panels, membership, panels_of, unite
-from pyramidbench.kernels.pyramid import Pyramid, build_pyramid, sub_block_means, walked_levels
+from pyramidbench.kernels.pyramid import Pyramid, build_pyramid, walked_levels
 from pyramidbench.kernels.scores import (
     block_scores,
     children_scores,
@@ -30,45 +28,13 @@ from pyramidbench.kernels.scores import (
     split_signs,
     summary_scores,
 )
+from pyramidbench.kernels.walk_keys import WalkKeys
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import merge, ranked_count, stack_lists, top_indices, top_n_indices
 from pyramidbench.stages import part
 from pyramidbench.tiling import Forced, Tiling
 
 _Score = Callable[[Tensor | None, int, int | None], Tensor]
-
-
-@dataclass(frozen=True)
-class WalkRules:
-    """Parameters of the walk; docs/selection.md defines each."""
-
-    top_k: int
-    sink_blocks: int
-    local_blocks: int
-    forced_in_budget: bool = False
-    branching: int = 2
-    levels: int | Literal["auto", "full"] = "auto"
-    start_width: int = 64
-    beam: float = 4.0
-    bound_weight: float | Literal["auto"] = "auto"
-    leaf_candidates: int | None = 3
-    node_score: Literal["summary", "children"] = "summary"
-    leaf_score: Literal["exact", "sub", "summary"] = "exact"
-    sub_blocks: int = 4
-    head_reduce: Literal["sum_prob", "sum_lse", "lse", "none"] = "sum_prob"
-    tile_reduce: Literal["lse", "mean"] = "lse"
-    score_rows: int | None = None
-
-    def bounds(self, head_dim: int) -> float:
-        """α in force: as given, or min(1, 4/√D), since the slack of a bound grows with D."""
-        return min(1.0, 4.0 / math.sqrt(head_dim)) if self.bound_weight == "auto" else float(self.bound_weight)
-
-    def needs_summaries(self, levels: int) -> bool:
-        """Whether any node's summary is ever read."""
-        return levels > 1 or self.leaf_score == "summary" or self.leaf_candidates is not None
-
-    def inner_width(self) -> int:
-        """Nodes kept on a level above the blocks."""
-        return math.ceil(self.beam * self.top_k)
 
 
 def build(k: Tensor, tiling: Tiling, rules: WalkRules) -> Pyramid:
@@ -94,42 +60,12 @@ def route_reference(q: Tensor, k: Tensor, pyramid: Pyramid, tiling: Tiling, rule
     lists = []
     for index in range(batch * sets):
         b, first = index // sets, index % sets * group
-        keys = _Keys.of(k[b, first * kv_heads // heads], pyramid, (b, first * kv_heads // heads), rules)
+        keys = WalkKeys.of(k[b, first * kv_heads // heads], pyramid, (b, first * kv_heads // heads), rules)
         lists.append(_walk_set(q[b, first : first + group], keys, tiling, rules, scale))
     return stack_lists(lists).to(torch.int32).view(batch, sets, tiling.tiles, -1)
 
 
-@dataclass(frozen=True)
-class _Keys:
-    """What the walk reads of one key/value head: node summaries, and the rows that score a block."""
-
-    pyramid: Pyramid
-    nodes: Tensor
-    blocks: Tensor
-    log_weight: Tensor | None
-
-    @classmethod
-    def of(cls, k: Tensor, pyramid: Pyramid, index: tuple[int, int], rules: WalkRules) -> _Keys:
-        wide = torch.promote_types(k.dtype, torch.float32)
-        nodes = pyramid.nodes[index].to(wide)
-        if rules.leaf_score == "sub":
-            means, counts = sub_block_means(k, block_size=pyramid.block_size, parts=rules.sub_blocks)
-            return cls(pyramid, nodes, means.to(wide), counts.log())
-        tail = -k.shape[0] % pyramid.block_size
-        blocks = torch.nn.functional.pad(k.to(wide), (0, 0, 0, tail)).unflatten(0, (-1, pyramid.block_size))
-        return cls(pyramid, nodes, blocks, _tail_weight(blocks, tail) if tail else None)
-
-    def level(self, level: int) -> Tensor:
-        return self.nodes[self.pyramid.offsets[level] : self.pyramid.offsets[level + 1]]
-
-
-def _tail_weight(blocks: Tensor, tail: int) -> Tensor:
-    weight = torch.zeros(blocks.shape[:2], dtype=blocks.dtype, device=blocks.device)
-    weight[-1, -tail:] = -torch.inf
-    return weight
-
-
-def _walk_set(q: Tensor, keys: _Keys, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
+def _walk_set(q: Tensor, keys: WalkKeys, tiling: Tiling, rules: WalkRules, scale: float) -> Tensor:
     """Blocks of every tile for one set: int64 [T, S]. q: [group, M, D]."""
     rows = None if rules.tile_reduce == "mean" else rules.score_rows
     columns = _columns_per_panel(keys, tiling, rules)
@@ -140,7 +76,7 @@ def _walk_set(q: Tensor, keys: _Keys, tiling: Tiling, rules: WalkRules, scale: f
     return stack_lists(parts)[: tiling.tiles]
 
 
-def _columns_per_panel(keys: _Keys, tiling: Tiling, rules: WalkRules) -> int:
+def _columns_per_panel(keys: WalkKeys, tiling: Tiling, rules: WalkRules) -> int:
     """Roughly the widest row of logits that one panel needs."""
     per_block = 1 if rules.leaf_score == "summary" else keys.blocks.shape[1]
     if keys.pyramid.levels == 1:
@@ -153,7 +89,7 @@ def _columns_per_panel(keys: _Keys, tiling: Tiling, rules: WalkRules) -> int:
 class _Walk:
     """One chunk of panels on its way down. Node lists are int64 [P, share, A], padded with -1."""
 
-    def __init__(self, panels: Panels, queries: Tensor, keys: _Keys, tiling: Tiling, rules: WalkRules) -> None:
+    def __init__(self, panels: Panels, queries: Tensor, keys: WalkKeys, tiling: Tiling, rules: WalkRules) -> None:
         self.keys, self.tiling, self.rules = keys, tiling, rules
         self.tile = panels.tile
         self.real = panels.real

@@ -10,7 +10,7 @@ from torch import Tensor
 from pyramidbench.cost import StageCost, append_cost
 from pyramidbench.kernels.panels import CHUNK_ELEMENTS
 from pyramidbench.kernels.pyramid import walked_levels
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
 from pyramidbench.tiling import Forced, Tiling

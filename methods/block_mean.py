@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pyramidbench.kernels.attending import WalkMethod
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.attending import CachedWalkMethod
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class BlockMean(WalkMethod):
+class BlockMean(CachedWalkMethod):
     """Keeps the K blocks whose mean key suits the tile's mean query best (MInference's block-sparse head, VSA's coarse stage).
 
     Every query head has its own set, as in the sources; head_reduce "sum_lse" adds the logits of a group, which then shares

@@ -30,8 +30,9 @@ class FlaMoba(BlockMethod):
     The call chooses and attends in one; the lists that the row's quality columns are about are computed beside it by the same
     rule, and are in no timing. Key/value heads that a group shares are repeated for it: it knows none.
     Cost: 2·D·H·M·n₁ for the logits of means, and the attention, 4·D·H·M·(K + 1)·C.
-    Differs from the paper: K counts the blocks besides the own one (upstream's `topk` counts it too), so that it keeps as many
-    as other methods with one forced block; `forced_in_budget` restores the paper's count.
+    K counts the blocks besides the own one, which is the only forced one. In a sweep `--top-k` sets it higher by the other
+    blocks that the other methods force, so that all attend to as many keys per query.
+    Differs from the paper: upstream's `topk` counts the own block too; `forced_in_budget` restores that count.
     """
 
     source: ClassVar[str] = "MoBA, arXiv 2502.13189; fla-core 0.6, fla.ops.moba"
@@ -65,6 +66,17 @@ class FlaMoba(BlockMethod):
 
     def locals(self, problem: Problem) -> int:  # noqa: ARG002 - part of the contract
         return self.local_blocks or 1
+
+    def own_top_k(self, shared: int, problem: Problem) -> int:
+        return shared + self._forced_besides(problem)
+
+    def shared_top_k(self, problem: Problem) -> int:
+        return max(0, self.top_k - self._forced_besides(problem))
+
+    def _forced_besides(self, problem: Problem) -> int:
+        """Blocks that the last query has by force in other methods, and here by rank (or within K)."""
+        forced = int(self.shared_forced(torch.tensor([self.tiling(problem).tiles - 1]), problem))
+        return forced if self.forced_in_budget else forced - 1
 
     def _topk(self) -> int:
         """K as upstream counts it, the own block included."""

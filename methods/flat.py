@@ -8,18 +8,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pyramidbench.cost import Cost
-from pyramidbench.decoder import CacheLayout, Decoder
-from pyramidbench.kernels import backends
-from pyramidbench.kernels.attending import WalkMethod
-from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import step_cost
-from pyramidbench.method import BlockMethod, Positive
+from pyramidbench.kernels.attending import CachedWalkMethod
+from pyramidbench.kernels.walk_rules import WalkRules
+from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class FlatTopK(WalkMethod):
+class FlatTopK(CachedWalkMethod):
     """Keeps the K best of all blocks, scoring each block for each query tile: O(N²/C) at token level.
 
     Parameters besides the budget: score ("mean": the logit of the block's mean key; "sub": LogSumExp over the means of
@@ -50,12 +46,6 @@ class FlatTopK(WalkMethod):
     tile_reduce: Literal["lse", "mean"] = "lse"
     score_rows: Positive | None = None
 
-    def unsupported(self, problem: Problem) -> str | None:
-        if problem.direction != "decode":
-            return super().unsupported(problem)
-        gap = backends.decode_gap(problem, self.rules(problem), self.block_size)
-        return BlockMethod.unsupported(self, problem) or (gap if self.implementation == "triton" else None)
-
     def rules(self, problem: Problem) -> WalkRules:
         """Flat selection is a walk that starts at the blocks."""
         return WalkRules(
@@ -72,12 +62,3 @@ class FlatTopK(WalkMethod):
             tile_reduce=self.tile_reduce,
             score_rows=self.score_rows,
         )
-
-    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
-        return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
-
-    def step_cost(self, problem: Problem) -> Cost:
-        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
-
-    def step_backend(self, problem: Problem) -> str:
-        return backends.chosen(self.implementation, backends.decode_gap(problem, self.rules(problem), self.block_size))

@@ -52,12 +52,16 @@ class Flex(FedBlocks):
             return None
         if problem.dtype == "float64":
             return "FlexAttention has no float64 when compiled"
-        if problem.device == "cuda" and (self.block_size % SMALLEST or self.query_tile % SMALLEST):
+        if problem.device == "cuda" and (self.block_size % SMALLEST or self._tile(problem) % SMALLEST):
             return (
                 f"FlexAttention wants blocks and tiles in multiples of {SMALLEST} on a GPU, not {self.block_size} and "
                 f"{self.query_tile}; give --block-size {SMALLEST} --query-tile {SMALLEST}"
             )
         return None
+
+    def _tile(self, problem: Problem) -> int:
+        """Queries of a tile as the mask says it. A single query, as in decoding, is all of its tile, however long that is."""
+        return SMALLEST if problem.seq_len_q == 1 else self.query_tile
 
     def _is_eager(self, problem: Problem) -> bool:
         return self.mode == "eager" or (self.mode == "auto" and problem.device == "cpu")
@@ -67,8 +71,8 @@ class Flex(FedBlocks):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        call = _eager if self._is_eager(problem) else _compiled(problem, self.block_size, self.query_tile)
-        mask = selection.to_block_mask(problem.heads)
+        call = _eager if self._is_eager(problem) else _compiled(problem, self.block_size, self._tile(problem))
+        mask = replace(selection, query_tile=self._tile(problem)).to_block_mask(problem.heads)
         return first(call(q, k, v, block_mask=mask, scale=problem.scale, enable_gqa=problem.group > 1))
 
     def cost(self, problem: Problem) -> Cost:

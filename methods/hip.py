@@ -12,8 +12,8 @@ from pyramidbench.cost import Cost, StageCost
 from pyramidbench.kernels.attending import WalkMethod
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.representatives import representative_pyramid
-from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import nodes_in
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 
 

@@ -7,13 +7,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pyramidbench.kernels.attending import WalkMethod
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.attending import CachedWalkMethod
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class Hisa(WalkMethod):
+class Hisa(CachedWalkMethod):
     """Keeps the K best of the blocks in the `beam`·K best groups: groups by their mean key, blocks by their exact log-mass.
 
     Parameters besides the budget: branching (blocks in a group) and beam; branching·beam is how many times K reaches the

@@ -8,14 +8,14 @@ from typing import ClassVar, Literal
 
 import torch
 
-from pyramidbench.kernels.attending import WalkMethod
-from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.method import BlockMethod, NonNegative, Positive
+from pyramidbench.kernels.attending import CachedWalkMethod
+from pyramidbench.kernels.walk_rules import WalkRules
+from pyramidbench.method import NonNegative, Positive
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class Moba(WalkMethod):
+class Moba(CachedWalkMethod):
     """Keeps K blocks for every query and head: its own, and the K - 1 earlier ones whose mean key has the highest logit.
 
     K counts the own block, and nothing else is forced. In a sweep `--top-k` sets K higher by the sink and local blocks that
@@ -45,10 +45,8 @@ class Moba(WalkMethod):
         return max(0, self.top_k - self._forced_by_others(problem)) if self.forced_in_budget else self.top_k
 
     def _forced_by_others(self, problem: Problem) -> int:
-        """Blocks that the last tile keeps whatever their score under the budget that the other methods share."""
-        shared, tiling = BlockMethod(), self.tiling(problem)
-        last = torch.tensor([tiling.tiles - 1])
-        return int(tiling.forced(last, shared.sinks(problem), shared.locals(problem)).count())
+        """Forced blocks of the other methods, of a tile that has them all."""
+        return int(self.shared_forced(torch.tensor([self.tiling(problem).tiles - 1]), problem))
 
     def rules(self, problem: Problem) -> WalkRules:
         return WalkRules(

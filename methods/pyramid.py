@@ -8,19 +8,15 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from pyramidbench.cost import Cost
-from pyramidbench.decoder import CacheLayout, Decoder
-from pyramidbench.kernels import backends
-from pyramidbench.kernels.attending import WalkMethod
+from pyramidbench.kernels.attending import CachedWalkMethod
 from pyramidbench.kernels.pyramid import walked_levels
-from pyramidbench.kernels.walk import WalkRules
-from pyramidbench.kernels.walk_cost import step_cost
-from pyramidbench.method import BlockMethod, Positive
+from pyramidbench.kernels.walk_rules import WalkRules
+from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class PyramidTopK(WalkMethod):
+class PyramidTopK(CachedWalkMethod):
     """Keeps the K blocks that a coarse-to-fine walk finds: O(log N) levels, a bounded number of scores on each.
 
     Parameters besides the budget (docs/selection.md defines them): branching, levels ("auto", "full" or a number),
@@ -61,12 +57,6 @@ class PyramidTopK(WalkMethod):
     tile_reduce: Literal["lse", "mean"] = "lse"
     score_rows: Positive | None = None
 
-    def unsupported(self, problem: Problem) -> str | None:
-        if problem.direction != "decode":
-            return super().unsupported(problem)
-        gap = backends.decode_gap(problem, self.rules(problem), self.block_size)
-        return BlockMethod.unsupported(self, problem) or (gap if self.implementation == "triton" else None)
-
     def walked_levels(self, problem: Problem) -> int:
         return walked_levels(self.levels, self.tiling(problem).blocks, self.branching, self.start_width)
 
@@ -89,12 +79,3 @@ class PyramidTopK(WalkMethod):
             tile_reduce=self.tile_reduce,
             score_rows=self.score_rows,
         )
-
-    def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
-        return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
-
-    def step_cost(self, problem: Problem) -> Cost:
-        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
-
-    def step_backend(self, problem: Problem) -> str:
-        return backends.chosen(self.implementation, backends.decode_gap(problem, self.rules(problem), self.block_size))

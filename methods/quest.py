@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from pyramidbench.kernels.attending import WalkMethod
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.attending import CachedWalkMethod
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 
 
 @dataclass(frozen=True)
-class Quest(WalkMethod):
+class Quest(CachedWalkMethod):
     """Keeps the K pages whose bound Σ_d max(q_d·min_d, q_d·max_d) is highest: no key of a page has a higher logit than that.
 
     For decoding (one query) and for prefill; every query head has its own pages, as in the source, unless head_reduce is

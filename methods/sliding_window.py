@@ -13,8 +13,8 @@ from pyramidbench.cost import Cost, StageCost, append_cost
 from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
-from pyramidbench.kernels.walk import WalkRules
 from pyramidbench.kernels.walk_cost import attention_scratch
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
 

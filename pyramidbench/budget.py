@@ -46,13 +46,17 @@ class Budget:
 
 def reached(asked: str | None, method: Method, problem: Problem, selection: BlockSelection | None) -> str | None:
     """What a selection came to, in the terms of a budget's text: mean blocks by rank for "top_k=8", the share of pairs left
-    out for "sparsity=0.9", tokens, blocks or per cent of all blocks for "keep=…". None where nothing was asked or chosen."""
+    out for "sparsity=0.9", tokens, blocks or per cent of all blocks for "keep=…". None where nothing was asked or chosen.
+
+    A rule that counts K otherwise (`BlockMethod.own_top_k`) is counted as the others are, unless its own K was asked for.
+    """
     if asked is None or selection is None or not isinstance(method, BlockMethod):
         return None
     name, _, amount = asked.partition("=")
     if name == "sparsity":
         return f"sparsity={1 - selection.density():.4g}"
-    ranked = _ranked_blocks(method, problem, selection)
+    own = method.shared_top_k(problem) == method.top_k or amount == str(method.top_k)
+    ranked = _ranked_blocks(method, problem, selection, own_count=own)
     if name == "top_k":
         return f"top_k={ranked:.4g}"
     unit = parse_keep(amount).unit
@@ -60,11 +64,16 @@ def reached(asked: str | None, method: Method, problem: Problem, selection: Bloc
     return f"keep={ranked * per_block:.4g}{unit}"
 
 
-def _ranked_blocks(method: BlockMethod, problem: Problem, selection: BlockSelection) -> float:
-    """Blocks that count as kept by rank, mean over tiles and sets: all but the forced ones, unless K counts these too."""
+def _ranked_blocks(method: BlockMethod, problem: Problem, selection: BlockSelection, *, own_count: bool) -> float:
+    """Blocks that count as kept by rank, mean over tiles and sets: all but the forced ones, unless K counts these too.
+
+    The forced ones are those of the method where its own count is wanted, else those of the budget that all share.
+    """
     counts = selection.counts.double()
-    if not method.forced_in_budget:
-        tile = torch.arange(selection.tiling.tiles, device=counts.device)
+    tile = torch.arange(selection.tiling.tiles, device=counts.device)
+    if not own_count:
+        counts = counts - method.shared_forced(tile, problem)
+    elif not method.forced_in_budget:
         counts = counts - selection.tiling.forced(tile, method.sinks(problem), method.locals(problem)).count()
     return float(counts.mean())
 

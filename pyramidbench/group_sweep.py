@@ -150,18 +150,37 @@ class GroupSweep:
         self.spent_s[cell.identity] = self.spent_s.get(cell.identity, 0.0) + seconds
 
 
-def _against_dense(entrants: list[Judged], timings: list[Timing]) -> Iterator[dict[str, object]]:
+def _against_dense(entrants: Sequence[Judged], timings: Sequence[Timing]) -> Iterator[dict[str, object]]:
     """The columns of speed-up of each, from pairs with the fastest dense one of the session; empty without one."""
-    dense = [(judged, timing.sampled.seconds) for judged, timing in zip(entrants, timings) if judged.is_dense]
+    dense = [(judged.record.method, timing) for judged, timing in zip(entrants, timings) if judged.is_dense]
     if not dense:
         yield from ({} for _ in entrants)
         return
-    reference, seconds = min(dense, key=lambda pair: median(pair[1]))
+    method, fastest = min(dense, key=lambda pair: median(pair[1].sampled.seconds))
     for timing in timings:
-        ratio = paired_ratio(seconds, timing.sampled.seconds)
+        ratio = paired_ratio(fastest.sampled.seconds, timing.sampled.seconds)
         yield {
-            "dense_method": reference.record.method,
+            "dense_method": method,
             "speedup": ratio.median,
             "speedup_low": ratio.low,
             "speedup_high": ratio.high,
-        }
+        } | graph_speedup(dense, timing)
+
+
+def graph_speedup(dense: Sequence[tuple[str, Timing]], own: Timing) -> dict[str, object]:
+    """The columns of a launch-bound call's speed-up without the host: its replay against the fastest dense call.
+
+    A dense call is taken as a replay too, or as it is where the device bounds it; one that is launch-bound and has no replay is
+    left out. Replays were timed in turns, so two of them are compared by pairs; else the ratio is of medians, with no interval.
+    """
+    timed = [(method, timing.graph or timing.sampled, timing.graph) for method, timing in dense if not timing.graph_gap]
+    if own.graph is None or not timed:
+        return {}
+    method, fastest, replayed = min(timed, key=lambda entry: median(entry[1].seconds))
+    columns: dict[str, object] = {"graph_dense_method": method}
+    if replayed is None:
+        return columns | {"graph_speedup": median(fastest.seconds) / median(own.graph.seconds)}
+    ratio = paired_ratio(replayed.seconds, own.graph.seconds)
+    return columns | {
+        "graph_speedup": ratio.median, "graph_speedup_low": ratio.low, "graph_speedup_high": ratio.high,
+    }  # fmt: skip

@@ -160,6 +160,11 @@ class BlockMethod(Method):
         """The budget that `top_k` comes to in the terms that all methods share: the inverse of `own_top_k`."""
         return self.top_k
 
+    def shared_forced(self, tile: Tensor, problem: Problem) -> Tensor:
+        """Blocks that these tiles keep whatever their score under the budget that all methods share, int64 as `tile`."""
+        shared = BlockMethod()
+        return self.tiling(problem).forced(tile, shared.sinks(problem), shared.locals(problem)).count()
+
     @property
     def adaptive(self) -> bool:
         """Whether each tile keeps as many blocks as it needs (Top-p) and `top_k` has no part in it."""

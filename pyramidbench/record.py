@@ -110,6 +110,17 @@ class Record(BaseModel):
     )
     speedup_low: float | None = _column("lower end of the bootstrap 95 % interval of that median; null without pairs")
     speedup_high: float | None = _column("upper end of that interval")
+    graph_dense_method: str | None = _column(
+        "fastest dense method of the session without the host's time, the reference of graph_speedup"
+    )
+    graph_speedup: float | None = _column(
+        "time of graph_dense_method ÷ graph_latency_s: of its replay, or of its call where the device bounds that; null where "
+        "this row has no graph_latency_s"
+    )
+    graph_speedup_low: float | None = _column(
+        "lower end of the bootstrap 95 % interval of the median over pairs of replays; null where the reference has none"
+    )
+    graph_speedup_high: float | None = _column("upper end of that interval")
     tokens_per_s: float | None = _column("batch × queries ÷ latency_s")
     bytes_per_token: float | None = _column(
         "bytes that a decoding step reads and writes by formula ÷ (batch × queries)"

@@ -111,6 +111,32 @@ def test_k_that_counts_the_forced_blocks_is_reached_with_them() -> None:
         assert reached("top_k=5", method, problem, method.select(q, k, problem)) == expected
 
 
+def reached_by(cell: Cell) -> str | None:
+    problem, method = cell.problem("cpu"), cell.make_method()
+    shape = (1, cell.heads, cell.seq_len, cell.head_dim)
+    q, k = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) for _ in "qk")
+    return reached(cell.budget, method, problem, method.select(q, k, problem))
+
+
+ONE_HEAD: dict[str, object] = {"seq": 1024, "heads": ["1:1"], "head_dim": [16], "block_size": [64], "query_tile": [1]}
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", "4"), ("keep", "256tok"), ("keep", "4blk")])
+@pytest.mark.parametrize("method", ["moba", "fla_moba"])
+def test_a_rule_with_a_count_of_its_own_reaches_what_the_others_reach(method: str, name: str, value: str) -> None:
+    grid = Grid.model_validate({**ONE_HEAD, "methods": [method, "flat"], name: [value]})
+    one, other = (reached_by(cell) for cell in Suite(name="test", grid=(grid,)).cells())
+    assert one == other
+    assert (one or "").startswith(f"{name}=")
+
+
+def test_its_own_k_is_reached_in_its_own_count() -> None:
+    """The queries of each of 16 blocks see 1 to 16 of them, and K 3 counts the own one."""
+    grid = Grid.model_validate({**ONE_HEAD, "methods": [{"method": "moba", "top_k": 3}]})
+    (cell,) = Suite(name="test", grid=(grid,)).cells()
+    assert reached_by(cell) == f"top_k={(1 + 2 + 14 * 3) / 16:.4g}"
+
+
 def test_nothing_is_reached_where_nothing_was_asked_or_chosen() -> None:
     method, problem = sized()
     assert reached(None, method, problem, None) is None

@@ -17,6 +17,7 @@ from pyramidbench.decoder import CacheLayout, RepeatingDecoder
 from pyramidbench.decoding import decoding
 from pyramidbench.errors import UserError
 from pyramidbench.gate import GateFailure, check_call, check_causal
+from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create, method_names
@@ -123,6 +124,35 @@ def test_a_method_without_a_cache_of_its_own_keeps_keys_and_values(tensors: Tens
         decoder.append(k[:, :, :1], v[:, :, :1])
     with pytest.raises(UserError, match="no paged cache"):
         plain("random_blocks").decoder(problem, CacheLayout(torch.device("cpu"), paged=True))
+
+
+@pytest.mark.parametrize("name", ["pyramid", "flat", "quest", "moba", "block_mean", "hisa", "sliding_window"])
+def test_a_step_on_a_cache_builds_nothing_anew(name: str, tensors: Tensors) -> None:
+    """One decoder, one cost and one backend for all rules that read means or bounds, so that their steps are comparable."""
+    _, problem = posed(tensors)
+    method = plain(name)
+    decoder = method.decoder(problem, LAYOUT)
+    assert isinstance(decoder, BlockDecoder)
+    assert (decoder.backend, method.step_backend(problem)) == ("reference", "reference")
+    assert [stage.stage for stage in method.step_cost(problem).stages if stage.stage == "build"] == []
+    refused = create(name, {**SMALL, "implementation": "triton"}).unsupported
+    assert name == "sliding_window" or "need a CUDA device" in (refused(problem) or "")
+
+
+def test_keys_in_place_of_means_are_not_in_a_cache(tensors: Tensors) -> None:
+    """A cache keeps means and bounds; HiP judges a node by one of its keys."""
+    _, problem = posed(tensors)
+    assert isinstance(plain("hip").decoder(problem, LAYOUT), RepeatingDecoder)
+
+
+def test_quest_by_a_stand_in_is_quest(tensors: Tensors) -> None:
+    """With bounds alone a single pass chooses what Quest does, in the cache too."""
+    (q, k, v), problem = posed(tensors, 3)
+    flat = create("flat", {**SMALL, "bound_weight": 1, "head_reduce": "none"})
+    chosen = [decoding(method).select(q, k, problem) for method in (plain("quest"), flat)]
+    assert all(selection is not None for selection in chosen)
+    assert torch.equal(*(selection.indices for selection in chosen if selection is not None))
+    assert torch.equal(*(decoding(method)(q, k, v, problem) for method in (plain("quest"), flat)))
 
 
 def test_a_step_that_forgets_its_token_is_incorrect(tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pyramidbench import group_sweep
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
-from pyramidbench.group_sweep import GroupSweep
+from pyramidbench.group_sweep import GroupSweep, graph_speedup
 from pyramidbench.manifest import Manifest
 from pyramidbench.outcome import Lost, Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell, Rates
@@ -116,6 +116,31 @@ def test_speed_ups_are_paired_with_the_fastest_dense_method(tmp_path: Path) -> N
         {"dense:flash": 1.0, "dense:math": 0.8, "pyramid": 2.0, "flat": 0.5}
     )
     assert records["flat"].speedup_low == pytest.approx(0.5)
+
+
+def timed(call_s: float, replay_s: float | None = None, gap: str | None = None) -> Timing:
+    """A call of 10 samples, and its replays."""
+    calls, replays = (
+        None if seconds is None else Sampled(seconds, (seconds,) * 10, tuple(range(10)))
+        for seconds in (call_s, replay_s)
+    )
+    assert calls is not None
+    return Timing("fake", calls, call_s, replays, gap)
+
+
+def test_a_replay_is_compared_with_the_fastest_dense_one_without_the_host() -> None:
+    own = timed(8.0, 1.0)
+    launched, bound, gapped = (
+        ("launched", timed(5.0, 3.0)),
+        ("bound", timed(4.0)),
+        ("gapped", timed(2.0, gap="it waits")),
+    )
+    assert graph_speedup([launched, bound, gapped], own) == {
+        "graph_dense_method": "launched", "graph_speedup": 3.0, "graph_speedup_low": 3.0, "graph_speedup_high": 3.0,
+    }  # fmt: skip
+    assert graph_speedup([bound, gapped], own) == {"graph_dense_method": "bound", "graph_speedup": 4.0}
+    assert graph_speedup([gapped], own) == {}
+    assert graph_speedup([launched], timed(8.0)) == {}
 
 
 def test_without_a_dense_method_there_is_no_speed_up(tmp_path: Path) -> None:

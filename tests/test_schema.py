@@ -32,7 +32,9 @@ def test_each_schema_is_one_and_says_its_version(part: str) -> None:
     assert all("description" in field for field in made["properties"].values())
 
 
-@pytest.mark.parametrize("folder", sorted(path for path in REFERENCE.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", sorted(path.parent for path in REFERENCE.glob("*/cells.jsonl")), ids=lambda path: path.name
+)
 def test_recorded_runs_meet_the_schema(folder: Path) -> None:
     record = jsonschema.Draft202012Validator(json_schema("record"))
     lines = (folder / "cells.jsonl").read_text().splitlines()

@@ -26,7 +26,7 @@ from pyramidbench.kernels.route_leaf import run_leaf
 from pyramidbench.kernels.route_mass import MassTile, masses
 from pyramidbench.kernels.route_pairs import pair_up
 from pyramidbench.kernels.route_portions import Buffers, Job, Portion
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.tiling import Tiling
 
 HEAD_DIM, BLOCK, SAMPLES = 128, 64, 5

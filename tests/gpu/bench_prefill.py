@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attention import sparse_attention
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.tiling import Tiling
 

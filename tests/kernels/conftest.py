@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.tiling import Tiling
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]

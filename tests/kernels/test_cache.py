@@ -13,7 +13,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes
 from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.kernels.pyramid import build_pyramid
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 BLOCK, HEAD_DIM, HEAD_DIM_V = 16, 16, 24
 FULL = WalkRules(2, 1, 2, levels="full")

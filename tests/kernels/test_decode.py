@@ -10,7 +10,8 @@ from pyramidbench.decoder import CacheLayout
 from pyramidbench.kernels.attention import sparse_attention
 from pyramidbench.kernels.cache import CacheSizes
 from pyramidbench.kernels.decoder import BlockDecoder
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels.walk import build, route_reference
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pyramidbench.kernels import walk
 from pyramidbench.kernels.pyramid import build_pyramid, walked_levels
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels.walk import build, route_reference
 from pyramidbench.kernels.walk_cost import nodes_in, scored_nodes, walk_cost, walk_workspace
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.tiling import Tiling
 

@@ -13,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pyramidbench.kernels import panels
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels.walk import build, route_reference
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 

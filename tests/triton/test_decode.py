@@ -13,7 +13,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.cache_append import append_reference
 from pyramidbench.kernels.decode import attend_reference, choose_reference
-from pyramidbench.kernels.walk import WalkRules
+from pyramidbench.kernels.walk_rules import WalkRules
 
 BASE = {"sink_blocks": 1, "local_blocks": 2}
 NARROW: dict[str, Any] = {**BASE, "start_width": 4, "beam": 1}
@@ -47,6 +47,12 @@ SMALL = [
     Case("set-per-query-head", {**NARROW, "top_k": 2, "head_reduce": "none"}, (200, 33), queries=3),
     Case("forced-in-budget-means-sum-lse", {**NARROW, "top_k": 5, "forced_in_budget": True, "bound_weight": 0.0,
          "head_reduce": "sum_lse"}),
+    Case("quest", {**BASE, "top_k": 3, "levels": 1, "bound_weight": 1.0, "leaf_candidates": None, "leaf_score": "summary",
+         "head_reduce": "none"}, (300, 33), queries=2),
+    Case("moba", {"top_k": 3, "sink_blocks": 0, "local_blocks": 1, "forced_in_budget": True, "levels": 1, "bound_weight": 0.0,
+         "leaf_candidates": None, "leaf_score": "summary", "head_reduce": "none"}, (300, 15)),
+    Case("hisa", {**BASE, "top_k": 2, "branching": 4, "levels": 2, "beam": 1.0, "bound_weight": 0.0, "leaf_candidates": None,
+         "head_reduce": "sum_lse"}, (500, 70)),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
     Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
          "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
@@ -59,6 +65,8 @@ LARGE = [
          head_dim_v=128, block_size=64),
     Case("flat", {**WIDE, "levels": 1, "leaf_score": "summary"}, (200_000,), heads=8, kv_heads=2, head_dim=64, head_dim_v=64,
          block_size=32),
+    Case("quest", {**WIDE, "top_k": 32, "levels": 1, "bound_weight": 1.0, "leaf_candidates": None, "leaf_score": "summary",
+         "head_reduce": "none"}, (262_144, 5), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
     Case("head-dim-256", {**WIDE, "beam": 2}, (50_000, 9), queries=16, heads=4, kv_heads=1, head_dim=256, head_dim_v=256,
          block_size=64),
 ]  # fmt: skip

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyramidbench.kernels.attention import sparse_attention
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels.walk import build, route_reference
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 

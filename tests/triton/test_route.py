@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from pyramidbench.kernels.walk import WalkRules, build, route_reference
+from pyramidbench.kernels.walk import build, route_reference
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.tiling import Tiling
 
 

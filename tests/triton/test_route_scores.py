@@ -9,7 +9,8 @@ import torch
 
 from pyramidbench.kernels.panels import panels_of
 from pyramidbench.kernels.scores import mean_query, split_signs, summary_scores
-from pyramidbench.kernels.walk import WalkRules, build
+from pyramidbench.kernels.walk import build
+from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.tiling import Tiling
 
 

@@ -352,6 +352,13 @@ def test_a_rule_without_lists_is_refused(rule: str, message: str) -> None:
         create("flex", {"rule": rule})
 
 
+def test_flex_attention_takes_a_single_query_as_a_tile() -> None:
+    """In decoding every query has a set of its own, and its kernels want tiles of 128 on a GPU."""
+    method, step = create("flex", {"query_tile": 1}), replace(GPU, seq_len_q=1, direction="decode")
+    assert method.unsupported(step) is None
+    assert "not 128 and 1" in (method.unsupported(replace(step, seq_len_q=2)) or "")
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_flex_attention_compiles_on_a_cpu(tensors: MakeTensors) -> None:
     """The real kernel: forward, grouped heads, fewer queries than keys, a ragged end."""

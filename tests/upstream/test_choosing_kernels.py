@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.clock import Call
+from pyramidbench.cost import planned_blocks
 from pyramidbench.gate import GateFailure, check_call, check_causal
 from pyramidbench.method import BlockMethod
 from pyramidbench.passes import Training
@@ -112,6 +113,17 @@ def test_the_lists_that_moba_is_described_by_are_in_no_timing(fla_moba: BlockMet
     training = Training.of(fla_moba, q, k, v, replace(problem, direction="train"))
     call: Call = training.train
     call()
+
+
+@pytest.mark.parametrize("in_budget", [False, True], ids=["besides", "within"])
+def test_moba_attends_to_as_many_keys_as_the_others_at_one_top_k(in_budget: bool) -> None:
+    """8 blocks by rank beside a sink and two local ones are 10 beside the own one, or 11 with it."""
+    method = create("fla_moba", {"forced_in_budget": in_budget})
+    assert isinstance(method, BlockMethod)
+    own = replace(method, top_k=method.own_top_k(8, GPU))
+    assert (own.top_k, own.shared_top_k(GPU), own.budget_set()) == (10 + in_budget, 8, "topk=11")
+    others = planned_blocks(own.tiling(GPU), 8, 1, 2)
+    assert (own.planned(GPU).listed, own.planned(GPU).pairs) == (others.listed, others.pairs)
 
 
 @pytest.mark.parametrize(

@@ -112,14 +112,23 @@ def test_flas_own_choice_is_that_of_our_nsa_rule(tensors: MakeTensors) -> None:
     assert float((one & other).sum() / other.sum()) > 0.995
 
 
-def test_flas_moba_chooses_as_our_rule_tells(tensors: MakeTensors) -> None:
+def test_flas_moba_is_our_moba(tensors: MakeTensors) -> None:
+    """The same blocks at one shared budget. fla's call tells of no list: its output is held to ours. Ties may differ."""
     q, k, v = on_device(tensors, 2000, 2000, 4, 4, 64)
     problem = Problem.of(q, k, v, causal=True, scale=None)
-    theirs = ready("fla_moba", {"top_k": 3}, problem)
+    theirs, ours = ready("fla_moba", {}, problem), create("moba")
     assert isinstance(theirs, BlockMethod)
-    flat = {"top_k": 3, "query_tile": 1, "sink_blocks": 0, "local_blocks": 1, "head_reduce": "none"}
-    ours = create("flat", flat)
-    torch.testing.assert_close(theirs(q, k, v, problem), ours(q, k, v, problem), rtol=2e-2, atol=2e-2)
+    assert isinstance(ours, BlockMethod)
+    theirs, ours = (replace(method, top_k=method.own_top_k(3, problem)) for method in (theirs, ours))
+    found = [method.select(q, k, problem) for method in (theirs, ours)]
+    one, other = (selection.mask() for selection in found if selection is not None)
+    assert torch.equal(one.sum(-1), other.sum(-1))
+    same = (one == other).all(-1)
+    assert float(same.double().mean()) > 0.98
+    outputs = [method(q, k, v, problem)[same] for method in (theirs, ours)]
+    close = torch.isclose(*outputs, rtol=2e-2, atol=2e-2).all(-1)
+    # fla rounds its logits: a near-tie there may differ from the one that it is described by.
+    assert float(close.double().mean()) > 0.98
 
 
 @pytest.mark.parametrize("direction", ["forward", "train", "backward"])
