@@ -221,6 +221,29 @@ def shown_run() -> pd.DataFrame:
     return pd.DataFrame([*cells, *beyond], columns=columns())
 
 
+@pytest.fixture(scope="session")
+def large_run() -> pd.DataFrame:
+    """500 cells as Run.frame has them: two tile sizes, five lengths, four layers, levels and budgets varied."""
+    layers, tiled = (0, 7, 13, 20), [method for method, (kind, *_) in SHOWN_METHODS.items() if kind != "dense"]
+    axes = [*((64, method) for method in SHOWN_METHODS), *((1, method) for method in tiled)]
+    cells = [
+        _shown_cell(method, length, tile, layer, top_k=8, levels="auto")
+        for (tile, method), length, layer in itertools.product(axes, (1024, 2048, 4096, 8192, 16384), layers)
+    ]
+    cells += [
+        _shown_cell("pyramid", 16384, 64, layer, top_k=8, levels=levels)
+        for levels in (1, 2, 3, 4, 6)
+        for layer in layers
+    ]
+    cells += [
+        _shown_cell(method, 16384, 64, layer, top_k=top_k, levels="auto")
+        for top_k, method, layer in itertools.product(
+            (2, 4, 16, 32, 64), ("pyramid", "pyramid:fast", "flat", "exact_topk"), layers
+        )
+    ]
+    return pd.DataFrame(cells, columns=columns())
+
+
 def _fail(cell: dict[str, object], status: str, reason: str) -> None:
     kept = ("cell", "method", "kind", "device", "batch", "heads", "kv_heads", "head_dim", "dtype", "causal", "pass",
             "input", "layer", "seq_len", "seq_len_kv", "block_size", "top_k", "levels", "query_tile", "budget",

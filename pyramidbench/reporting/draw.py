@@ -73,13 +73,13 @@ def _save_png(canvas: Canvas, path: Path, medium: Medium) -> None:
     canvas.set_dpi(medium.dpi * medium.width / WIDTH)
     painted = FigureCanvasAgg(canvas)
     painted.draw()  # type: ignore[no-untyped-call]
-    pixels = np.asarray(painted.renderer.buffer_rgba())[..., :3].astype(np.int32)
-    codes, found = pd.factorize((pixels @ (1 << 16, 1 << 8, 1)).ravel())
-    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=-1)
+    pixels = np.asarray(painted.renderer.buffer_rgba()).view("<u4")[..., 0]
+    codes, found = pd.factorize(pixels.ravel())
+    colours = np.stack([found & 255, found >> 8 & 255, found >> 16 & 255], axis=-1).astype(np.int32)
     nearest = ((colours[:, None] - _blends()) ** 2).sum(-1).argmin(-1).astype(np.uint8)
-    image = Image.fromarray(nearest[codes].reshape(pixels.shape[:2]), mode="P")
+    image = Image.fromarray(nearest[codes].reshape(pixels.shape), mode="P")
     image.putpalette(_blends().ravel().tolist())
-    image.save(path, optimize=True, dpi=(medium.dpi, medium.dpi))
+    image.save(path, compress_level=8, dpi=(medium.dpi, medium.dpi))
     canvas.set_dpi(RC["figure.dpi"])
 
 
