@@ -174,17 +174,8 @@ def _shown_cell(method: str, length: int, tile: int, layer: int, *, top_k: int, 
     }  # fmt: skip
 
 
-UNTIMED = (
-    "useful_flops_per_s",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "samples",
-    "build_s",
-    "route_s",
-    "attend_s",
-    "clock",
-)
+UNTIMED = ("useful_flops_per_s", "latency_s", "latency_low_s", "latency_high_s", "samples", "build_s", "route_s", "attend_s",
+           "clock")  # fmt: skip
 
 
 @pytest.fixture(scope="session")

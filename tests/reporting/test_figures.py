@@ -220,9 +220,11 @@ def test_memory_is_beside_its_formula_and_flagged_above_it(shown_run: pd.DataFra
     assert lost["status"].tolist() == ["skipped"]
     heavy = shown_run["method"] == "flat"
     run = shown_run.assign(peak_memory_bytes=shown_run["peak_memory_bytes"].where(~heavy, 8000 * shown_run["seq_len"]))
-    memory = next(figure for figure in defined(run) if figure.name == "memory")
-    assert isinstance(memory, Figure)
-    assert memory.notes[1] == "Over 1.5× its formula: flat (up to 4.0×)."
+    for flagged, notes in ((heavy, ("Over 1.5× its formula: flat (up to 4.0×).",)), (False, ())):
+        figures = defined(run.assign(memory_flagged=flagged))
+        memory = next(figure for figure in figures if figure.name == "memory")
+        assert isinstance(memory, Figure)
+        assert memory.notes[1:] == notes
 
 
 def test_heat_maps_hold_every_head_of_every_layer(drawn: dict[str, Figure], shown_run: pd.DataFrame) -> None:
