@@ -16,9 +16,10 @@ from pyramidbench import store
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.folder import run_folder, set_aside, write_whole
 from pyramidbench.manifest import Manifest
 from pyramidbench.record import SCHEMA_VERSION, Record, Status, columns
-from pyramidbench.store import RunWriter, load_run, run_folder, set_aside, write_whole
+from pyramidbench.store import RunWriter, load_run
 
 DEVICE = Device(
     kind="cpu", name="Test CPU", memory_bytes=1, threads=1, system="s", python="3", torch="2", triton=None, cuda=None,
