@@ -203,9 +203,15 @@ class RunWriter:
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """The manifest. Raises UserError where a newer version wrote it, ValueError where it is damaged."""
+    """The manifest. Raises UserError where a newer version or an evaluation wrote it, ValueError where it is damaged."""
     content = json.loads((folder / "manifest.json").read_bytes())
-    version = content.get("schema_version") if isinstance(content, dict) else None
+    content = content if isinstance(content, dict) else {}
+    if content.get("kind") == "evaluation":
+        raise UserError(
+            f"'{folder}' is an evaluation of a model, not a sweep; "
+            f"`pyramidbench evaluate --report '{folder}'` writes its report."
+        )
+    version = content.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UserError(
             f"'{folder}' was written with result schema {version}; this pyramidbench reads up to {SCHEMA_VERSION}. "

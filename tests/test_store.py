@@ -259,6 +259,15 @@ def test_a_run_that_cannot_be_read_is_named_and_left_as_it_is(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_an_evaluation_is_named_with_the_command_that_reports_it(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1, "kind": "evaluation"}')
+    with pytest.raises(
+        UserError, match=r"is an evaluation of a model, not a sweep; `pyramidbench evaluate --report"
+    ) as error:
+        load_run(tmp_path)
+    one_line(error)
+
+
 @pytest.mark.parametrize("name", ["nothing", "empty", "file"])
 def test_what_is_no_run_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

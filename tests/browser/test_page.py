@@ -227,7 +227,7 @@ def test_screenshots_to_be_looked_at(browser: Browser, page_file: Path, look: st
     page.wait_for_selector("body[data-drawn]", timeout=60_000)
     if look == "print":
         page.emulate_media(media="print")
-        page.pdf(path=SCREENSHOTS / "print.pdf", format="A4")
+        page.pdf(path=SCREENSHOTS / "print.pdf", format="A4", prefer_css_page_size=True)
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert page.locator("nav").is_hidden()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -339,6 +339,7 @@ def test_several_runs_never_meet_in_one_line_average_or_ratio(shown_run: pd.Data
     for figure in drawn:
         assert evidence.summary.loc[figure.data["cell"], "run"].nunique() == 1
         assert "run demo, version 0." in figure.subtitle
+        assert ": demo, version 0." in figure.title
 
 
 def test_looks_are_distinct_and_stable(summary: pd.DataFrame) -> None:

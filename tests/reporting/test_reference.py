@@ -13,7 +13,9 @@ from pyramidbench.reporting.write import Source, write_report
 from pyramidbench.store import load_run
 
 ROOT = Path(__file__).parents[2]
-RUNS = sorted(path.parent for path in (ROOT / "results" / "reference").glob("*/manifest.json"))
+MANIFESTS = sorted((ROOT / "results" / "reference").glob("*/manifest.json"))
+RUNS = [path.parent for path in MANIFESTS if "kind" not in json.loads(path.read_text())]
+"""Sweeps; the manifest of an evaluation says that it is one."""
 
 
 def test_there_are_reference_runs() -> None:
