@@ -6,11 +6,9 @@ error with the reason; only "auto" falls back, and the row says so. Triton is im
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor
 
 from pyramidbench import oracle
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
 
 Implementation = Literal["auto", "triton", "reference"]
 Backend = Literal["triton", "reference"]
+# A constant: a compiler cannot trace the search, and marking a function as constant would load the compiler at import.
+HAS_TRITON = find_spec("triton") is not None
 
 
 def chosen(implementation: Implementation, gap: str | None) -> Backend:
@@ -116,15 +116,7 @@ def parts_bytes(problem: Problem, tiling: Tiling, rules: WalkRules, route_backen
 def _no_triton(device: str) -> str | None:
     if device != "cuda":
         return f"the Triton kernels need a CUDA device, and the tensors are on {device}"
-    return None if _has_triton() else "the package triton is not installed"
-
-
-def _finds_triton() -> bool:
-    return find_spec("triton") is not None
-
-
-# A compiler cannot trace the search, and need not.
-_has_triton: Callable[[], bool] = torch.compiler.assume_constant_result(_finds_triton)
+    return None if HAS_TRITON else "the package triton is not installed"
 
 
 def attend(

@@ -18,9 +18,10 @@ from typing import Literal
 import pyramidbench
 from pyramidbench.device import Device, slug_of
 from pyramidbench.errors import UserError
+from pyramidbench.folder import write_whole
 from pyramidbench.manifest import Manifest, Source
 from pyramidbench.record import MEASURED, SCHEMA_VERSION, Record
-from pyramidbench.store import Run, load_run, write_whole
+from pyramidbench.store import Run, load_run
 
 Prefer = Literal["first", "last"]
 Row = tuple[str, str | None]

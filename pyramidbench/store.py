@@ -7,7 +7,6 @@ from cells.jsonl, written at the end).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -20,11 +19,11 @@ from typing import TextIO
 
 import numpy as np
 import pandas as pd
-from filelock import FileLock, Timeout
 
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.folder import drop_torn_line, full, locked, unwritable, write_whole
 from pyramidbench.frame import with_speedups
 from pyramidbench.manifest import Manifest
 from pyramidbench.record import MEASURED, SCHEMA_VERSION, Record, columns
@@ -83,12 +82,12 @@ class RunWriter:
 
     def __init__(self, folder: Path, manifest: Manifest, device: Device) -> None:
         self.folder = folder
-        self.lock = _locked(folder)
+        self.lock = locked(folder)
         try:
             self._open(manifest, device)
         except OSError as error:
             self.lock.release()
-            raise _unwritable(folder, error) from None
+            raise unwritable(folder, error) from None
         except BaseException:
             self.lock.release()
             raise
@@ -97,8 +96,8 @@ class RunWriter:
         cells, judged = self.folder / "cells.jsonl", self.folder / "judged.jsonl"
         if (self.folder / "manifest.json").exists():
             self._check_same(load_run(self.folder), manifest, device)
-            _drop_torn_line(cells)
-            _drop_torn_line(judged)
+            drop_torn_line(cells)
+            drop_torn_line(judged)
         elif cells.exists():
             raise UserError(
                 f"'{self.folder}' holds measured cells and no manifest.json that says what they are. "
@@ -160,7 +159,7 @@ class RunWriter:
                 np.save(content, np.asarray(values))
                 write_whole(self.folder / "samples" / f"{stem}.npy", content.getvalue())
         except OSError as error:
-            raise _full(self.folder, error) from None
+            raise full(self.folder, error) from None
 
     def _append(self, stream: TextIO, record: Record) -> None:
         try:
@@ -168,7 +167,7 @@ class RunWriter:
             stream.flush()
             os.fsync(stream.fileno())
         except OSError as error:
-            raise _full(self.folder, error) from None
+            raise full(self.folder, error) from None
 
     def is_done(self, cell: Cell) -> bool:
         """Whether a cell needs no further attempt: it was measured, or found wrong. Everything else is tried again."""
@@ -203,69 +202,16 @@ class RunWriter:
         return run
 
 
-def run_folder(parent: Path, name: str, device: Device, cells: list[str]) -> Path:
-    """Where a sweep goes by default: the newest folder of the same sweep on the same device, or a new one."""
-    digest = hashlib.sha256("".join(cells).encode()).hexdigest()[:8]
-    tail = f"-{name}-{device.slug}-{digest}"
-    same = sorted(path for path in parent.glob(f"*{tail}") if (path / "manifest.json").is_file())
-    return same[-1] if same else parent / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}{tail}"
-
-
-def set_aside(folder: Path) -> Path | None:
-    """Rename a run folder out of the way and return its new name; None where there is no run. Nothing is deleted.
-
-    Raises:
-        UserError: another process is writing the folder, or it cannot be renamed.
-    """
-    # A folder that is no run, such as a home directory named by mistake, must not be moved.
-    if not any((folder / name).exists() for name in ("manifest.json", "cells.jsonl")):
-        return None
-    lock = _locked(folder)
-    lock.release()
-    kept = folder.with_name(f"{folder.resolve().name}.before-{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}")
-    try:
-        folder.rename(kept)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    return kept
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
-    part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
-
-
-def _locked(folder: Path) -> FileLock:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / ".lock")
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"another process is writing '{folder}'. Wait for it, or give another --out.") from None
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    return lock
-
-
-def _full(folder: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write to '{folder}': {error.strerror or error}. Free some space, then repeat the command."
-    )
-
-
-def _unwritable(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write to '{folder}': {error.strerror or error}. Give another --out.")
-
-
 def _read_manifest(folder: Path) -> Manifest:
-    """The manifest. Raises UserError where a newer version wrote it, ValueError where it is damaged."""
+    """The manifest. Raises UserError where a newer version or an evaluation wrote it, ValueError where it is damaged."""
     content = json.loads((folder / "manifest.json").read_bytes())
-    version = content.get("schema_version") if isinstance(content, dict) else None
+    content = content if isinstance(content, dict) else {}
+    if content.get("kind") == "evaluation":
+        raise UserError(
+            f"'{folder}' is an evaluation of a model, not a sweep; "
+            f"`pyramidbench evaluate --report '{folder}'` writes its report."
+        )
+    version = content.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise UserError(
             f"'{folder}' was written with result schema {version}; this pyramidbench reads up to {SCHEMA_VERSION}. "
@@ -282,10 +228,3 @@ def _read_records(path: Path) -> list[Record]:
     lines = path.read_bytes().split(b"\n")[:-1]
     records = {(record.cell, record.device): record for record in map(Record.model_validate_json, lines)}
     return list(records.values())
-
-
-def _drop_torn_line(path: Path) -> None:
-    if path.exists():
-        data = path.read_bytes()
-        with path.open("r+b") as stream:
-            stream.truncate(data.rfind(b"\n") + 1)

@@ -14,6 +14,7 @@ from pyramidbench.cell import Cell
 from pyramidbench.clock import Cache
 from pyramidbench.device import Device, fingerprint, free_memory, pick_device
 from pyramidbench.errors import UserError
+from pyramidbench.folder import run_folder, set_aside
 from pyramidbench.group_sweep import GroupSweep
 from pyramidbench.manifest import Manifest
 from pyramidbench.model_files import file_sha256
@@ -21,7 +22,7 @@ from pyramidbench.outcome import Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.plugins import plugin_version
 from pyramidbench.record import SCHEMA_VERSION, Record
-from pyramidbench.store import Run, RunWriter, run_folder, set_aside
+from pyramidbench.store import Run, RunWriter
 from pyramidbench.suite import Suite
 from pyramidbench.worker import working
 

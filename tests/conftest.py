@@ -174,17 +174,8 @@ def _shown_cell(method: str, length: int, tile: int, layer: int, *, top_k: int, 
     }  # fmt: skip
 
 
-UNTIMED = (
-    "useful_flops_per_s",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "samples",
-    "build_s",
-    "route_s",
-    "attend_s",
-    "clock",
-)
+UNTIMED = ("useful_flops_per_s", "latency_s", "latency_low_s", "latency_high_s", "samples", "build_s", "route_s", "attend_s",
+           "clock")  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -219,6 +210,29 @@ def shown_run() -> pd.DataFrame:
     for cell in beyond[:2]:
         _fail(cell, "skipped", "predicted 3.1 min, over the 60 s of this sweep")
     return pd.DataFrame([*cells, *beyond], columns=columns())
+
+
+@pytest.fixture(scope="session")
+def large_run() -> pd.DataFrame:
+    """500 cells as Run.frame has them: two tile sizes, five lengths, four layers, levels and budgets varied."""
+    layers, tiled = (0, 7, 13, 20), [method for method, (kind, *_) in SHOWN_METHODS.items() if kind != "dense"]
+    axes = [*((64, method) for method in SHOWN_METHODS), *((1, method) for method in tiled)]
+    cells = [
+        _shown_cell(method, length, tile, layer, top_k=8, levels="auto")
+        for (tile, method), length, layer in itertools.product(axes, (1024, 2048, 4096, 8192, 16384), layers)
+    ]
+    cells += [
+        _shown_cell("pyramid", 16384, 64, layer, top_k=8, levels=levels)
+        for levels in (1, 2, 3, 4, 6)
+        for layer in layers
+    ]
+    cells += [
+        _shown_cell(method, 16384, 64, layer, top_k=top_k, levels="auto")
+        for top_k, method, layer in itertools.product(
+            (2, 4, 16, 32, 64), ("pyramid", "pyramid:fast", "flat", "exact_topk"), layers
+        )
+    ]
+    return pd.DataFrame(cells, columns=columns())
 
 
 def _fail(cell: dict[str, object], status: str, reason: str) -> None:

@@ -16,9 +16,10 @@ from pyramidbench import store
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
+from pyramidbench.folder import run_folder, set_aside, write_whole
 from pyramidbench.manifest import Manifest
 from pyramidbench.record import SCHEMA_VERSION, Record, Status, columns
-from pyramidbench.store import RunWriter, load_run, run_folder, set_aside, write_whole
+from pyramidbench.store import RunWriter, load_run
 
 DEVICE = Device(
     kind="cpu", name="Test CPU", memory_bytes=1, threads=1, system="s", python="3", torch="2", triton=None, cuda=None,
@@ -256,6 +257,15 @@ def test_a_run_that_cannot_be_read_is_named_and_left_as_it_is(
     with pytest.raises(UserError, match=message):
         RunWriter(folder, manifest(), DEVICE)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_an_evaluation_is_named_with_the_command_that_reports_it(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1, "kind": "evaluation"}')
+    with pytest.raises(
+        UserError, match=r"is an evaluation of a model, not a sweep; `pyramidbench evaluate --report"
+    ) as error:
+        load_run(tmp_path)
+    one_line(error)
 
 
 @pytest.mark.parametrize("name", ["nothing", "empty", "file"])

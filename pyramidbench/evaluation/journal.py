@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation.record import SCHEMA_VERSION, EvaluationRecord, columns
-from pyramidbench.store import write_whole
+from pyramidbench.folder import drop_torn_line, full, locked, write_whole
 
 SAMPLES = "samples.jsonl"
 
@@ -91,14 +90,7 @@ class Journal:
 
     def __init__(self, folder: Path, manifest: EvaluationManifest, device: Device) -> None:
         self.folder = folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.lock = FileLock(folder / ".lock")
-            self.lock.acquire(timeout=0)
-        except Timeout:
-            raise UserError(f"another process is writing '{folder}'. Wait for it, or give another --out.") from None
-        except OSError as error:
-            raise UserError(f"cannot write to '{folder}': {error.strerror or error}. Give another --out.") from None
+        self.lock = locked(folder)
         try:
             self._open(manifest, device)
         except BaseException:
@@ -118,7 +110,7 @@ class Journal:
                 raise UserError(
                     f"'{self.folder}' holds another evaluation. Give another --out, or --fresh to start over."
                 )
-            _drop_torn_line(path)
+            drop_torn_line(path)
         else:
             write_whole(self.folder / "device.json", device.model_dump_json(indent=1))
             write_whole(self.folder / "manifest.json", manifest.model_dump_json(indent=1))
@@ -132,9 +124,7 @@ class Journal:
             self.stream.flush()
             os.fsync(self.stream.fileno())
         except OSError as error:
-            raise UserError(
-                f"cannot write to '{self.folder}': {error.strerror or error}. Free some space, then repeat the command."
-            ) from None
+            raise full(self.folder, error) from None
         self.done.add(record.cell)
 
     def close(self) -> Evaluation:
@@ -154,10 +144,3 @@ def _read(path: Path) -> list[EvaluationRecord]:
         return []
     lines = path.read_bytes().split(b"\n")[:-1]
     return list({record.cell: record for record in map(EvaluationRecord.model_validate_json, lines)}.values())
-
-
-def _drop_torn_line(path: Path) -> None:
-    if path.exists():
-        data = path.read_bytes()
-        with path.open("r+b") as stream:
-            stream.truncate(data.rfind(b"\n") + 1)

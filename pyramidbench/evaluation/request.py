@@ -16,8 +16,8 @@ from pyramidbench.evaluation.language_model import LanguageModel
 from pyramidbench.evaluation.novels import NOVELS, read_novel
 from pyramidbench.evaluation.running import evaluate, identity, steps
 from pyramidbench.evaluation.task import Asked, Task
+from pyramidbench.folder import run_folder, set_aside
 from pyramidbench.model_files import Say
-from pyramidbench.store import run_folder, set_aside
 from pyramidbench.texts import STDLIB_LABEL, Passage, read_passage
 
 DEFAULT_KEEP = "10%"

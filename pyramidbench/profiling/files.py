@@ -9,11 +9,11 @@ import pandas as pd
 from pydantic import BaseModel
 
 from pyramidbench.cell import Cell
+from pyramidbench.folder import write_whole
 from pyramidbench.profiling import ncu
 from pyramidbench.profiling.draw import save_figure
 from pyramidbench.profiling.figures import profile_figures
 from pyramidbench.profiling.profile import TRACE, Profile
-from pyramidbench.store import write_whole
 
 PROFILES = Path("profiles")
 COUNTERS = "ncu.csv"

@@ -56,10 +56,14 @@ def _title(figure: Figure, panel: Panel) -> str:
 def _spec(chart: alt.LayerChart, data: pd.DataFrame, figure: Figure) -> dict[str, Any]:
     lines = {"dots": "shown", "bars": "shown", "heat": "y"}.get(figure.kind)
     height = chart_lines.HEIGHT if lines is None else chart_rows.STEP * data[lines].nunique()
-    full = chart.add_params(alt.param(name=PICKED, value="")).properties(
-        width="container", height=height, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")
-    )
-    # Tests hold the specifications to Vega-Lite's schema; here that would take longer than all the rest.
-    spec: dict[str, Any] = full.configure(**config()).to_dict(validate=False)
+    # Tests hold the specifications to Vega-Lite's schema; here that would take longer than all the rest. What belongs to the
+    # whole chart is added as text: each of Altair's methods for it copies the chart with its data.
+    spec: dict[str, Any] = chart.to_dict(validate=False)
     spec.setdefault("datasets", {})[ROWS] = values(data)
-    return spec
+    return spec | {
+        "params": [{"name": PICKED, "value": ""}],
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": config(),
+    }

@@ -73,13 +73,13 @@ def _save_png(canvas: Canvas, path: Path, medium: Medium) -> None:
     canvas.set_dpi(medium.dpi * medium.width / WIDTH)
     painted = FigureCanvasAgg(canvas)
     painted.draw()  # type: ignore[no-untyped-call]
-    pixels = np.asarray(painted.renderer.buffer_rgba())[..., :3].astype(np.int32)
-    codes, found = pd.factorize((pixels @ (1 << 16, 1 << 8, 1)).ravel())
-    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], axis=-1)
+    pixels = np.asarray(painted.renderer.buffer_rgba()).view("<u4")[..., 0]
+    codes, found = pd.factorize(pixels.ravel())
+    colours = np.stack([found & 255, found >> 8 & 255, found >> 16 & 255], axis=-1).astype(np.int32)
     nearest = ((colours[:, None] - _blends()) ** 2).sum(-1).argmin(-1).astype(np.uint8)
-    image = Image.fromarray(nearest[codes].reshape(pixels.shape[:2]), mode="P")
+    image = Image.fromarray(nearest[codes].reshape(pixels.shape), mode="P")
     image.putpalette(_blends().ravel().tolist())
-    image.save(path, optimize=True, dpi=(medium.dpi, medium.dpi))
+    image.save(path, compress_level=8, dpi=(medium.dpi, medium.dpi))
     canvas.set_dpi(RC["figure.dpi"])
 
 
@@ -106,15 +106,17 @@ def _svg(canvas: Canvas, figure: Figure, medium: Medium) -> str:
 
 def draw(figure: Figure, *, heading: bool) -> Canvas:
     """The figure on a canvas WIDTH inches wide, with its title, what it is about and its notes, or without all three."""
+    titles = textwrap.wrap(one_line(figure.title), 72) if heading else []
     about = textwrap.wrap(one_line(figure.subtitle), 108) if heading else []
     notes = [line for note in figure.notes for line in textwrap.wrap(one_line(note), 112)] if heading else []
-    top = 0.42 + 0.19 * len(about) if heading else 0.0
+    titled = 0.30 + 0.25 * (len(titles) - 1)
+    top = titled + 0.12 + 0.19 * len(about) if heading else 0.0
     canvas = Canvas(figsize=(WIDTH, top + _height(figure) + FOOT + 0.19 * len(notes)))
     FigureCanvasAgg(canvas)  # Without a renderer of its own, a figure makes one for every text that is measured.
-    if heading:
-        write(canvas, 0.12, 0.30, one_line(figure.title), size=13.5, weight="bold")
+    for index, line in enumerate(titles):
+        write(canvas, 0.12, 0.30 + 0.25 * index, line, size=13.5, weight="bold")
     for index, line in enumerate(about):
-        write(canvas, 0.12, 0.53 + 0.19 * index, line, size=9, color=MUTED)
+        write(canvas, 0.12, titled + 0.23 + 0.19 * index, line, size=9, color=MUTED)
     for index, line in enumerate(notes):
         write(canvas, 0.12, canvas.get_figheight() - 0.12 - 0.19 * (len(notes) - 1 - index), line, size=9, color=MUTED)
     layout: dict[str, Callable[[Canvas, Figure, float], None]] = {

@@ -10,7 +10,7 @@ import pandas as pd
 
 from pyramidbench.frame import Setting
 from pyramidbench.reporting.palette import Series
-from pyramidbench.units import integer, ratio, share, significant, tokens
+from pyramidbench.units import integer, is_missing, one_line, ratio, share, significant, tokens
 
 Kind = Literal["lines", "tradeoff", "dots", "bars", "heat", "roofline"]
 Topic = Literal["tradeoff", "time", "stages", "memory", "recall", "roofline"]
@@ -118,6 +118,11 @@ class Subject:
     def rows(self) -> pd.DataFrame:
         return self.setting.rows
 
+    def titled(self, title: str) -> str:
+        """The title, with the run's name where several runs are side by side."""
+        run = self.rows["run"].iloc[0]
+        return title if is_missing(run) else f"{title}: {one_line(run)}"
+
 
 @dataclass(frozen=True)
 class Heading:
@@ -128,7 +133,7 @@ class Heading:
     title: str
 
     def missing(self, subject: Subject, reason: str) -> NoFigure:
-        return NoFigure(self.name + subject.suffix, self.topic, self.title, reason)
+        return NoFigure(self.name + subject.suffix, self.topic, subject.titled(self.title), reason)
 
     def figure(
         self, subject: Subject, kind: Kind, about: str, x: Axis | None, axes: Mapping[str, Axis],
@@ -140,9 +145,10 @@ class Heading:
         panels = tuple(Panel(panel, axis) for panel, axis in axes.items())
         series = {label: subject.looks[label] for label in data["series"].unique()}
         subtitle = f"{about}. {subject.setting.text}"
-        alt = f"{self.title}. {subtitle}. {said(kind, panels, data)}"
+        title = subject.titled(self.title)
+        alt = f"{title}. {subtitle}. {said(kind, panels, data)}"
         return Figure(
-            self.name + subject.suffix, self.topic, kind, self.title, subtitle, alt, x, panels, series, data, notes, guides,
+            self.name + subject.suffix, self.topic, kind, title, subtitle, alt, x, panels, series, data, notes, guides,
             table,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ import pandas as pd
 from pyramidbench.comparable import one_per_point, usual_budget, usual_tile
 from pyramidbench.errors import UserError
 from pyramidbench.frame import Row, failed, measured
+from pyramidbench.memory import TOO_MUCH
 from pyramidbench.passes import pass_cost
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
@@ -33,8 +34,6 @@ from pyramidbench.units import is_missing, one_line, significant
 MEMORY = Heading("memory", "memory", "Peak memory of a call, measured beside formula")
 ROOFLINE = Heading("roofline", "roofline", "Arithmetic rate beside what the device can do")
 MEBIBYTES = Axis("peak above the inputs (MiB)", "plain")
-FLAGGED = 1.5
-"""Measured memory over this many times the formula is named."""
 INTENSITY = Axis("useful operations per byte (FLOP/B)", "plain", log=True)
 
 
@@ -72,12 +71,12 @@ def _one_tile(rows: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
 
 
 def _over(rows: pd.DataFrame) -> tuple[str, ...]:
-    over = rows[rows["peak_memory_bytes"] > FLAGGED * rows["expected_memory_bytes"]]
+    over = rows[rows["memory_flagged"] == 1]
     if over.empty:
         return ()
     found = (over["peak_memory_bytes"] / over["expected_memory_bytes"]).groupby(over["label"]).max()
     named = ", ".join(f"{one_line(label)} (up to {significant(times, 2)}×)" for label, times in found.items())
-    return (f"Over {FLAGGED}× its formula: {named}.",)
+    return (f"Over {TOO_MUCH:g}× its formula: {named}.",)
 
 
 def roofline(subject: Subject) -> Figure | NoFigure:

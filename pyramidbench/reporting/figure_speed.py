@@ -114,7 +114,8 @@ def _growth(subject: Subject) -> Table | None:
     rows = scaling_rows(scalings(subject.setting))
     kept = [i for i in range(len(HEADERS)) if any(row[i] not in ("", MISSING) for row in rows)]
     texts = tuple(tuple(one_line(row[i]) or MISSING for i in kept) for row in rows)
-    return Table("How time grows with the length", tuple(HEADERS[i] for i in kept), texts, (MEANING,)) if rows else None
+    header = tuple(HEADERS[i] for i in kept)
+    return Table(subject.titled("How time grows with the length"), header, texts, (MEANING,)) if rows else None
 
 
 def _stopped(row: pd.Series) -> str:

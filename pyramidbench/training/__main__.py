@@ -19,7 +19,7 @@ from typer import Argument, Option
 
 from pyramidbench.device import fingerprint, pick_device, synchronize
 from pyramidbench.errors import UserError
-from pyramidbench.store import write_whole
+from pyramidbench.folder import write_whole
 from pyramidbench.training import corpus as corpora
 from pyramidbench.training.arms import Arm, parse_arms
 from pyramidbench.training.corpus import Corpus

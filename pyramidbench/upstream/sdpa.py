@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from pyramidbench.problem import Problem
 from pyramidbench.upstream.dense_kernel import DenseKernel, KernelName
@@ -53,6 +52,9 @@ def attend(kernel: KernelName, q: Tensor, k: Tensor, v: Tensor, problem: Problem
         if not problem.causal or problem.seq_len_q == problem.seq_len_kv:
             return _sdpa(q, k, v, problem, is_causal=problem.causal)
         if problem.device == "cuda" and kernel != "math":
+            # Imported here: it brings torch's compiler with it, a second or two that only this case needs.
+            from torch.nn.attention.bias import causal_lower_right
+
             bias = causal_lower_right(problem.seq_len_q, problem.seq_len_kv)
             return _sdpa(q, k, v, problem, attn_mask=bias)
         return torch.cat([_masked_rows(q, k, v, problem, row) for row in range(0, q.shape[2], MASK_ROWS)], dim=2)

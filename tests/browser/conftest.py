@@ -44,6 +44,14 @@ def page_file(shown_run: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory)
     return out / "report.html"
 
 
+@pytest.fixture(scope="session")
+def large_page_file(large_run: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of 500 cells."""
+    out = tmp_path_factory.mktemp("large")
+    write_report([Source(large_run, MANIFEST, DEVICE)], out)
+    return out / "report.html"
+
+
 @pytest.fixture
 def opened(browser: Browser, page_file: Path) -> Iterator[Page]:
     """The page, drawn, on a screen of 1280 × 900, with the network off; no test passes with an error on the console."""

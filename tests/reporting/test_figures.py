@@ -220,9 +220,11 @@ def test_memory_is_beside_its_formula_and_flagged_above_it(shown_run: pd.DataFra
     assert lost["status"].tolist() == ["skipped"]
     heavy = shown_run["method"] == "flat"
     run = shown_run.assign(peak_memory_bytes=shown_run["peak_memory_bytes"].where(~heavy, 8000 * shown_run["seq_len"]))
-    memory = next(figure for figure in defined(run) if figure.name == "memory")
-    assert isinstance(memory, Figure)
-    assert memory.notes[1] == "Over 1.5× its formula: flat (up to 4.0×)."
+    for flagged, notes in ((heavy, ("Over 1.5× its formula: flat (up to 4.0×).",)), (False, ())):
+        figures = defined(run.assign(memory_flagged=flagged))
+        memory = next(figure for figure in figures if figure.name == "memory")
+        assert isinstance(memory, Figure)
+        assert memory.notes[1:] == notes
 
 
 def test_heat_maps_hold_every_head_of_every_layer(drawn: dict[str, Figure], shown_run: pd.DataFrame) -> None:
@@ -337,6 +339,7 @@ def test_several_runs_never_meet_in_one_line_average_or_ratio(shown_run: pd.Data
     for figure in drawn:
         assert evidence.summary.loc[figure.data["cell"], "run"].nunique() == 1
         assert "run demo, version 0." in figure.subtitle
+        assert ": demo, version 0." in figure.title
 
 
 def test_looks_are_distinct_and_stable(summary: pd.DataFrame) -> None:
