@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CAPTURE := .captures/smollm2-python.safetensors
+# Tests that run side by side; two cores are what CI has.
+WORKERS ?= 2
 
 .PHONY: demo test gpu-test gpu-sanitize setup model lint types format clean
 
@@ -11,7 +13,7 @@ demo: setup $(CAPTURE)
 	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 500ms
 
 test: setup model lint types
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS)
 
 # The kernels on a CUDA device, in bf16, fp16 and fp32, and those of other packages that are installed.
 gpu-test: setup
