@@ -72,7 +72,8 @@ class _Event:
 def record_trace(call: Spanned, device: torch.device, calls: int, path: Path, known: Collection[str] = ()) -> Traced:
     """Run a call so many times under torch.profiler, write the trace (gzipped JSON), and read it with `read_trace`."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-    profiler = torch.profiler.profile(activities=activities)
+    # There is one cycle, so nothing accumulates; torch 2.11 warns of what the default would clear.
+    profiler = torch.profiler.profile(activities=activities, acc_events=True)
     with without_lines("USDT:"):
         profiler.start()
     # The first call in a trace starts the profiler's own machinery; outside the marks it does not count.
