@@ -6,7 +6,6 @@ flash_attn/cute/interface.py of flash-attn-4 4.0.0b36.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ from torch import Tensor
 from pyramidbench.method import Method
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
+from pyramidbench.upstream import importing
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 MaskedDense = Callable[..., tuple[Tensor, Tensor]]
@@ -206,7 +206,7 @@ def test_a_build_of_fa3_without_float16_says_so(stand_in: StandIn, function: Mak
 @pytest.mark.parametrize(("kernel", "module"), MODULES, ids=lambda value: str(value))
 def test_the_stand_in_has_the_signature_of_the_package(kernel: str, module: str, function: Make) -> None:
     try:
-        real = importlib.import_module(module).flash_attn_func
-    except (ImportError, OSError, AttributeError) as error:
-        pytest.skip(f"{module} cannot be imported: {error}")
+        real = importing.function((module,), "flash_attn_func")
+    except importing.NotHere as reason:
+        pytest.skip(str(reason))
     assert list(inspect.signature(real).parameters) == list(inspect.signature(function(kernel)).parameters)
