@@ -90,6 +90,8 @@ def _append(
         batch, head, 0, start, tl.where(has_room, end, start), count, HEAD_DIM, HEAD_DIM_V, BLOCK_D, BLOCK_DV, BLOCK_SIZE,
         IS_PAGED, COPY,
     )  # fmt: skip
+    # Every warp has read the length before one changes it.
+    tl.debug_barrier()
     if has_room:
         tl.store(lengths_ptr + program, end)
     else:
