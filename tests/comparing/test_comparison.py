@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -220,11 +221,13 @@ def test_mistakes_are_one_line(
         assert part in err
 
 
-def test_a_recorded_reference_is_named_and_needs_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_reference_is_named_and_needs_no_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     reference = open_run("prefill-h200")
     assert reference.path == Path("results/reference/prefill-h200")
-    frame = compare_runs(reference, reference).frame
+    shutil.copytree(reference.path, tmp_path / "bare", ignore=shutil.ignore_patterns("samples"))
+    bare = open_run(str(tmp_path / "bare"))
+    frame = compare_runs(bare, bare).frame
     assert set(frame["interval_by"].dropna()) == {"intervals"}
     assert set(frame["memory_verdict"]) <= {"same", "none"}
     with pytest.raises(UserError, match="Did you mean 'demo-cpu'"):
