@@ -46,7 +46,7 @@ class Loud(Silent):
 
 
 def twins(device: str) -> list[tuple[Cell, Cell]]:
-    """20 pairs of cells that differ in nothing but the text of their budget."""
+    """20 pairs of cells that differ in nothing but a default that the second one spells out."""
     sizes = SIZES[device]
     pairs = []
     for length, method in product(sizes["lengths"], METHODS):
@@ -54,9 +54,10 @@ def twins(device: str) -> list[tuple[Cell, Cell]]:
         one = Cell(
             method=method, parameters=parameters, seq_len=length, seq_len_kv=length, heads=sizes["heads"],
             kv_heads=sizes["heads"], head_dim=sizes["head_dim"], head_dim_v=sizes["head_dim"], dtype=sizes["dtype"],
-            input="normal", seed=len(pairs), budget="first",
+            input="normal", seed=len(pairs),
         )  # fmt: skip
-        pairs.append((one, one.model_copy(update={"budget": "second"})))
+        spelled_out = {"kernel": "auto"} if method == "dense" else {"forced_in_budget": False}
+        pairs.append((one, one.model_copy(update={"parameters": {**parameters, **spelled_out}})))
     return pairs
 
 
