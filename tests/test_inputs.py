@@ -22,6 +22,7 @@ from pyramidbench.inputs import (
     quality_source,
     synthetic_names,
 )
+from pyramidbench.rope_scaling import RopeScaling
 
 CPU = torch.device("cpu")
 METADATA = CaptureMetadata(
