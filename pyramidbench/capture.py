@@ -78,8 +78,8 @@ def capture(
     scaling = choose_scaling(rope_scaling, tokens, config.get_text_config())
     if scaling is not None:
         scaling.apply(config.get_text_config())
-    network, tokenizer = load_model(source, place.type, config, _running_dtype(config, place))
-    ids = torch.tensor([_token_ids(tokenizer, passage, tokens)], device=place)
+    network, tokenizer = load_model(source, place.type, config, running_dtype(config, place))
+    ids = torch.tensor([token_ids(tokenizer, passage, tokens)], device=place)
     say(f"running {source.name} on {tokens} tokens of {passage.label}{f', {scaling.told}' if scaling else ''}")
     with CaptureWriter(out, len(chosen)) as writer:
         recorder = Recorder(writer, chosen, stored, say)
@@ -132,13 +132,14 @@ def _choose_layers(config: Any, layers: Sequence[int] | None) -> tuple[int, ...]
     return tuple(sorted(set(layers)))
 
 
-def _running_dtype(config: Any, device: torch.device) -> str | None:
+def running_dtype(config: Any, device: torch.device) -> str | None:
     """None: float32 on a CPU, and what the weights are on a GPU, but for float32, which its attention kernels do not take."""
     wide = str(getattr(config, "dtype", None)).removeprefix("torch.") in ("None", "float32")
     return "bfloat16" if device.type == "cuda" and wide else None
 
 
-def _token_ids(tokenizer: Any, passage: Passage, tokens: int) -> list[int]:
+def token_ids(tokenizer: Any, passage: Passage, tokens: int) -> list[int]:
+    """The first `tokens` tokens of a text. Raises UserError where it has fewer."""
     # A prefix is enough of a long text: a token is rarely longer than 32 characters.
     start = passage.text[: 32 * tokens]
     ids = tokenizer(start, verbose=False).input_ids

@@ -173,8 +173,8 @@ def _quality_notes(sources: set[str]) -> list[str]:
     notes = []
     if stretched:
         notes.append(
-            f"The model was captured beyond the context that it was trained on ({'; '.join(stretched)}): its attention is that "
-            "of a working model, but says nothing about how well it reads so long a text."
+            f"The model was captured beyond the context that it was trained on ({'; '.join(stretched)}): quality is what a "
+            "method keeps of that attention, which no training has fitted to such lengths."
         )
     if others:
         notes.append(f"Quality was not measured on a captured model everywhere: {'; '.join(others)}.")
