@@ -25,7 +25,7 @@ from pyramidbench.errors import UserError, unknown
 from pyramidbench.inputs import CAPTURE_SUFFIX
 from pyramidbench.model_files import ModelSource, Say, find_model, import_transformers, load_config, load_model, silent
 from pyramidbench.recorder import LayerSizes, Recorder, run_model
-from pyramidbench.rope_scaling import RopeScaling, choose_scaling
+from pyramidbench.rope_scaling import RopeScaling, scale_positions
 from pyramidbench.texts import Passage, read_passage
 
 DEFAULT_LAYERS = 5
@@ -43,25 +43,17 @@ class CaptureReport:
 
 
 def capture(
-    model: str,
-    text: Path | None,
-    out: Path,
-    layers: Sequence[int] | None = None,
-    tokens: int = 8192,
-    dtype: str = "float16",
-    gguf_file: str | None = None,
-    device: str = "cpu",
-    rope_scaling: str | None = None,
+    model: str, text: Path | None, out: Path, layers: Sequence[int] | None = None, tokens: int = 8192,
+    dtype: str = "float16", gguf_file: str | None = None, device: str = "cpu", rope_scaling: str | None = None,
     progress: Say | None = None,
-) -> CaptureReport:
+) -> CaptureReport:  # fmt: skip
     """Run a model on the first `tokens` tokens of a text and write q, k and v of some layers to `out`.
 
     model: "smollm2" (fetched on first use), a Hugging Face hub name, a folder, or a path ending in .gguf; `gguf_file`
     names a GGUF file in a folder or a hub repository. text: a UTF-8 file, or None for the Python standard library's
-    source. layers: default five, evenly spaced over those with full attention. dtype: what is stored (float16, bfloat16
-    or float32). device: auto, cpu (the model runs in float32) or cuda (in bfloat16 where its weights are float32).
-    rope_scaling: for more tokens than the model has positions, "yarn", "dynamic" or "linear", or with a factor ("yarn:32").
-    progress: called with one line of text at each step. `out` appears whole or not at all.
+    source. layers: default five, evenly spaced over those with full attention. dtype: what is stored. device: auto, cpu
+    (runs in float32) or cuda (in bfloat16 where the weights are float32). rope_scaling: for more tokens than positions,
+    "yarn", "dynamic" or "linear", or with a factor ("yarn:32"). progress: gets a line of text at each step.
 
     Raises:
         UserError: a model, text, layer, length, dtype, device or path that cannot be used; the message says what can.
@@ -70,14 +62,11 @@ def capture(
     say = progress or silent
     stored = _stored_dtype(dtype)
     _check_request(out, tokens)
-    place = pick_device(device)
-    passage = read_passage(text)
+    place, passage = pick_device(device), read_passage(text)
     source = find_model(model, gguf_file, say)
     config = load_config(source)
     chosen = _choose_layers(config.get_text_config(), layers)
-    scaling = choose_scaling(rope_scaling, tokens, config.get_text_config())
-    if scaling is not None:
-        scaling.apply(config.get_text_config())
+    scaling = scale_positions(rope_scaling, tokens, config.get_text_config())
     network, tokenizer = load_model(source, place.type, config, running_dtype(config, place))
     ids = torch.tensor([token_ids(tokenizer, passage, tokens)], device=place)
     say(f"running {source.name} on {tokens} tokens of {passage.label}{f', {scaling.told}' if scaling else ''}")

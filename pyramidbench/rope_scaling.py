@@ -51,6 +51,18 @@ class RopeScaling:
             config.max_position_embeddings = round(self.factor * self.trained_tokens)
 
 
+def scale_positions(asked: str | None, tokens: int, config: Any) -> RopeScaling | None:
+    """Set the scaling for a context of `tokens` in a model's text configuration; what was set, None where none is asked for.
+
+    Raises:
+        UserError: as `choose_scaling`.
+    """
+    scaling = choose_scaling(asked, tokens, config)
+    if scaling is not None:
+        scaling.apply(config)
+    return scaling
+
+
 def choose_scaling(asked: str | None, tokens: int, config: Any) -> RopeScaling | None:
     """The scaling for a context of `tokens`, None where none is asked for.
 

@@ -22,7 +22,7 @@ from pyramidbench.axes import parse_axis
 from pyramidbench.capture import running_dtype, token_ids
 from pyramidbench.device import pick_device
 from pyramidbench.model_files import find_model, load_config, load_model
-from pyramidbench.rope_scaling import choose_scaling
+from pyramidbench.rope_scaling import scale_positions
 from pyramidbench.texts import read_passage
 from pyramidbench.units import tokens as shown
 
@@ -46,17 +46,17 @@ def main() -> None:
     print(f"{'scaling':16}" + "".join(f"{shown(end):>9}" for end in ends[1:]))
     for wanted in asked.rope_scaling:
         start, config = time.perf_counter(), load_config(source)
-        name = "none"
-        if wanted != "none":
-            scaling = choose_scaling(wanted, asked.tokens, config.get_text_config())
-            assert scaling is not None
-            scaling.apply(config.get_text_config())
-            name = scaling.name
+        scaling = None if wanted == "none" else scale_positions(wanted, asked.tokens, config.get_text_config())
         network, tokenizer = load_model(source, device.type, config, running_dtype(config, device))
         losses = token_losses(network, torch.tensor([token_ids(tokenizer, passage, asked.tokens)], device=device))
         means = [losses[max(0, low - 1) : high - 1].mean().exp() for low, high in pairwise(ends)]
         took = time.perf_counter() - start
-        print(f"{name:16}" + "".join(f"{float(mean):9.2f}" for mean in means) + f"   {took:.0f} s", flush=True)
+        print(
+            f"{scaling.name if scaling else wanted:16}"
+            + "".join(f"{float(mean):9.2f}" for mean in means)
+            + f"   {took:.0f} s",
+            flush=True,
+        )
 
 
 @torch.inference_mode()
