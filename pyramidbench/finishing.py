@@ -27,16 +27,18 @@ def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, cache
     q, k, v, problem = *loaded.tensors, loaded.problem
     training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
     times = time_columns(timing)
+    stages = stage_columns(method, loaded.tensors, problem, training, cache, times["latency_s"])
     columns = times | {
         "threads": torch.get_num_threads(),
-        **stage_columns(method, loaded.tensors, problem, training, cache, times["latency_s"]),
+        **stages,
         **_memory(method, loaded, training, judged.expected_memory_bytes or 0),
         **rates(method, problem, method.select(q, k, problem), times["latency_s"]),
     }
     check_again(method, loaded)
     few = "low_n" if times["samples"] < FEW_SAMPLES else "ok"
     status = "throttled" if timing.sampled.throttled else few
-    columns["reason"] = "; ".join(text for text in (judged.reason, times["reason"]) if text) or None
+    reasons = (judged.reason, times["reason"], stages["reason"])
+    columns["reason"] = "; ".join(text for text in reasons if text) or None
     return Record(**judged.model_dump(by_alias=True, exclude_none=True) | columns | {"status": status})
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyramidbench import sweep, timing
+from pyramidbench import sweep
 from pyramidbench.cell import Cell
 from pyramidbench.frame import summarise
 from pyramidbench.passes import ATTENTION_WORK, Training, pass_cost
@@ -22,6 +22,7 @@ from pyramidbench.rates import rates, work
 from pyramidbench.record import Record
 from pyramidbench.registry import create
 from pyramidbench.reporting.write import Source, write_report
+from pyramidbench.stage_clock import stage_times, staged
 from pyramidbench.tables import FAILURES, failure_columns, failures
 from pyramidbench.timing import stage_columns, timed_call
 from pyramidbench.verdict import verdict
@@ -137,9 +138,10 @@ def test_the_clock_sees_the_pass_and_nothing_else(
 
 def test_a_stage_of_the_backward_runs_on_what_the_forward_gave() -> None:
     given: list[object] = []
-    times = timing.stage_times(lambda: None, lambda: "output", torch.device("cpu"), 2, given.append)
+    call = staged(lambda: None, lambda: "output", given.append)
+    times = stage_times(call, torch.device("cpu"), "cold", 2)
     assert given == ["output", "output"]
-    assert list(times) == ["select", "attend", "backward"]
+    assert list(times.seconds) == ["select", "attend", "backward"]
 
 
 def test_a_forward_kernel_says_that_it_has_no_backward() -> None:

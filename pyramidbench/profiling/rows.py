@@ -51,7 +51,9 @@ class StageRow(_Rated):
 
     path: str = Field(description="a stage, or a part of one as stage/part")
     wall_s: float = Field(description="with the device idle at both ends")
-    device_s: float | None = Field(default=None, description="between two CUDA events; null on a CPU")
+    device_s: float | None = Field(
+        default=None, description="between two CUDA events, with the host ahead of the device; null on a CPU"
+    )
     kernels_s: float = Field(description="sum of its kernels' times (on a CPU: operators'), from the trace")
     launches: float = Field(description="kernels (operators) launched")
 
