@@ -28,8 +28,8 @@ LONG_CALL_S = 0.2
 LAUNCH_BOUND = 0.8
 """Host time ÷ measured time from which on the host bounds a call. Where the host is slower than the device the two are nearly
 equal, and a part of the host's time passes while the cache is overwritten, so the bar lies below 1."""
-LONGEST_LEAD_S = 5e-3
-"""More than any host needs to hand over a call that it does not bound, and a fifth of a batch at most."""
+LEAD = 2.0
+"""Seconds for which a GPU is kept busy before a batch ÷ those that its host takes to hand over a call."""
 UNKNOWN_CACHE_BYTES = 64 << 20
 """Overwritten on a CPU that does not tell the size of its L2: more than the L2 of any core."""
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -100,8 +100,8 @@ class CudaClock:
     """CUDA events around each call, one synchronise after all of them.
 
     After that synchronise the device is idle, so the first call of the next batch would wait for the host where no other one
-    does. Before it the device is kept busy as if the last call before were still running; unless the host bounds that call, as
-    it then leaves nothing to do.
+    does. So the device is kept busy before it, as if the last call were still running: for long enough to hand over a call of
+    its kind, and not at all where the host bounds that one, as then nothing would be left to do.
     """
 
     def __init__(self, queue: Queue, cache: Cache) -> None:
@@ -131,7 +131,7 @@ class CudaClock:
                 del result
             self.queue.wait()
         taken = [1e-3 * start.elapsed_time(end) for start, end in pairs]
-        self.lead_s = min(taken[-1], LONGEST_LEAD_S) if host_s < LAUNCH_BOUND * taken[-1] else 0.0
+        self.lead_s = min(taken[-1], LEAD * host_s) if host_s < LAUNCH_BOUND * taken[-1] else 0.0
         return taken
 
     def host_s(self, call: Call, repeats: int) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 OVERWRITES = 10
-"""Overwrites whose time tells how long one takes."""
+"""Overwrites whose time tells how long one takes, after as many to warm up."""
 
 
 class Mark(Protocol):
@@ -73,7 +73,8 @@ class CudaQueue:
         torch.cuda.synchronize(self.device)
 
     def _overwrite_s(self) -> float:
-        self.cool()
+        for _ in range(OVERWRITES):
+            self.cool()
         start = self.mark()
         for _ in range(OVERWRITES):
             self.cool()

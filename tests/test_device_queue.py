@@ -12,7 +12,6 @@ import pytest
 
 from pyramidbench import clock as clocks
 from pyramidbench import stage_clock
-from pyramidbench.clock import LONGEST_LEAD_S as CLOCK_LEAD_S
 from pyramidbench.clock import Cache, CudaClock
 from pyramidbench.stage_clock import LONGEST_LEAD_S, Staged, queued_times
 from pyramidbench.stages import Listener
@@ -196,10 +195,10 @@ def test_the_first_call_of_a_batch_is_timed_like_the_others(gpu: FakeQueue) -> N
 
 def test_the_lead_of_a_batch_is_no_longer_than_it_need_be(gpu: FakeQueue) -> None:
     clock = CudaClock(gpu, "cold")
-    clock.turns([delayed(gpu, 0.0, 0.5)])
-    assert clock.lead_s == CLOCK_LEAD_S
-    clock.turns([delayed(gpu, 0.0, 1e-3)])
-    assert clock.lead_s == pytest.approx(1.01e-3)
+    clock.turns([delayed(gpu, 1e-3, 0.5)])
+    assert clock.lead_s == pytest.approx(2 * 1.01e-3), "twice the host's time"
+    clock.turns([delayed(gpu, 0.6e-3, 1e-3)])
+    assert clock.lead_s == pytest.approx(1.01e-3), "the call's own time, as if it were still running"
 
 
 def test_a_call_that_the_host_bounds_has_no_lead(gpu: FakeQueue) -> None:
