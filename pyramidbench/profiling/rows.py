@@ -163,6 +163,7 @@ def with_counters(row: KernelRow, counted: Mapping[str, float], device: Device) 
 def short_name(kernel: str) -> str:
     """A kernel's name without return type, template arguments and parameters, in which tools differ."""
     bare = re.sub(r"^void\s+", "", kernel.strip())
+    bare = re.sub(r"(\(anonymous namespace\)|<unnamed>)::", "", bare)
     return re.split(r"[<(]", bare, maxsplit=1)[0].strip() or kernel
 
 

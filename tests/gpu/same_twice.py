@@ -136,7 +136,7 @@ def keep(run: Run, found: list[Difference], out: Path) -> None:
     told = run.manifest
     about = {
         "kind": "same-twice", "created": told.created, "version": told.version, "timing_s": told.settings["timing_s"],
-        "argv": ["tests/gpu/same_twice.py", *sys.argv[1:]], "device": run.device.model_dump(),
+        "device": run.device.model_dump(),
     }  # fmt: skip
     (out / "manifest.json").write_text(json.dumps(about, indent=1) + "\n")
 
