@@ -33,6 +33,7 @@ class Settings:
 
     timing_s: seconds of repeated calls per cell. quality_elements: logits that the oracle may compute per cell, which
     decides how many query tiles are sampled at long lengths. cache: what the clock does to it before each call.
+    peak_flops_per_s: what the device reached at the start, which no cell can exceed; None where it was not measured.
     """
 
     device: str
@@ -41,6 +42,7 @@ class Settings:
     timing_s: float
     quality_elements: int
     cache: Cache = "cold"
+    peak_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True)
