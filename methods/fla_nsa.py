@@ -67,9 +67,12 @@ class FlaNsa(FedBlocks):
         return None
 
     def _own_limit(self, problem: Problem) -> str | None:
-        """What holds besides where fla chooses."""
+        """What holds besides of the rule, or where fla chooses."""
         if self.choose == "rule":
-            return None
+            apart = getattr(self.chooser(), "head_reduce", None) == "none"
+            return (
+                f"{WHAT} gives a group one set of blocks, and '{self.rule}' one to each query head" if apart else None
+            )
         if (self.sinks(problem), self.locals(problem)) != (1, 2):
             return (
                 "fla's own choice always keeps the first block and the last two; leave sink_blocks and local_blocks out"

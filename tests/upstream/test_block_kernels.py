@@ -304,6 +304,7 @@ FULL = replace(GPU, causal=False)
             replace(GPU, seq_len_q=64, direction="train"),
             "cannot do 64 queries on 4096 keys in pass train",
         ),
+        ("fla_nsa", {"rule": "quest"}, GPU, "gives a group one set of blocks, and 'quest' one to each query head"),
         ("fla_nsa", {"choose": "fla", "top_k": 30}, GPU, "at most 32 blocks of 64 keys"),
         ("fla_nsa", {"choose": "fla", "sink_blocks": 0}, GPU, "always keeps the first block and the last two"),
         ("fa4_blocks", {"block_size": 64}, GPU, "blocks of 128 keys for 128 queries, not to blocks of 64 for 128"),
@@ -350,6 +351,16 @@ def test_any_block_method_can_be_the_rule(rule: str, tensors: MakeTensors) -> No
 def test_a_rule_without_lists_is_refused(rule: str, message: str) -> None:
     with pytest.raises(UserError, match=f"rule = .*{message}"):
         create("flex", {"rule": rule})
+
+
+def test_with_a_rule_that_keeps_as_much_as_it_needs_no_budget_is_asked_of_it() -> None:
+    method = create("flex", {"rule": "exact_topp", "block_size": 128, "query_tile": 128})
+    assert isinstance(method, BlockMethod)
+    assert method.adaptive
+    assert method.budget_set() is None
+    tiling = method.tiling(GPU)
+    assert method.planned(GPU).pairs == tiling.visible_pairs()
+    assert not create("flex").adaptive  # type: ignore[attr-defined]
 
 
 def test_flex_attention_takes_a_single_query_as_a_tile() -> None:
