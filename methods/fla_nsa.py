@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
@@ -113,8 +114,11 @@ class FlaNsa(FedBlocks):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
         assert selection.indices.shape[1] == problem.kv_heads, "a group's heads share their blocks"
-        call = importing.function((MODULE,), "parallel_nsa")
-        queries, keys, values, lists = (x.transpose(1, 2).contiguous() for x in (q, k, v, selection.indices))
+        call, lists = importing.function((MODULE,), "parallel_nsa"), selection.indices
+        if problem.needs_gradients:
+            # Its backward has a tile of all slots of a list, which must be a power of two.
+            lists = pad(lists, (0, _next_power(lists.shape[-1]) - lists.shape[-1]), value=-1)
+        queries, keys, values, lists = (x.transpose(1, 2).contiguous() for x in (q, k, v, lists))
         output: Tensor = call(
             queries,
             keys,
