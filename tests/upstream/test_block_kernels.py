@@ -224,7 +224,7 @@ CASES = [
     Case("fa4_blocks", 300, 900, 3, 1, True, {"top_k": 1}),
     Case("fa4_blocks", 300, 700, 2, 2, False, {"top_k": 2}),
     Case("fastvideo_vsa", 256, 256, 2, 2, False, {"top_k": 2}, None),
-    Case("fastvideo_vsa", 100, 319, 4, 2, False, {"top_k": 3}),
+    Case("fastvideo_vsa", 100, 319, 4, 2, False, {"top_k": 4}),
     Case("flash_moba", 100, 100, 4, 2, True, {"block_size": 16, "top_k": 1}),
     Case("flash_moba", 30, 95, 3, 1, True, {"block_size": 16, "top_k": 1}),
     Case("flash_moba", 40, 75, 2, 2, False, {"block_size": 16, "top_k": 2}),
