@@ -139,3 +139,16 @@ def test_a_changed_key_leaves_earlier_rows_alone(rules: dict[str, object], tile:
     assert torch.equal(before.mask()[:, :, :tiles], after.mask()[:, :, :tiles])
     assert torch.equal(out[:, :, :rows], again[:, :, :rows])
     assert float((out - again)[:, :, rows:].abs().min()) > 0
+
+
+@pytest.mark.parametrize("rules", [EXACT, RULES["sub"]], ids=["exact", "sub"])
+def test_the_next_key_weighs_nothing(rules: dict[str, object], device: str) -> None:
+    """A row's normaliser takes in its own block, up to itself: for every row, with garbage from the very next key on."""
+    q, k, v = tensors(device, 10, 106, heads=3)
+    before, _ = called(q, k, v, {**rules, "top_k": 2}, 1)
+    garbage = 20 * torch.randn(k.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    for row in range(9):
+        spoiled = k.clone()
+        spoiled[:, :, 97 + row :] = garbage[:, :, 97 + row :]
+        after, _ = called(q, spoiled, v, {**rules, "top_k": 2}, 1)
+        assert torch.equal(before.mask()[:, :, : row + 1], after.mask()[:, :, : row + 1]), row
