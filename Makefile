@@ -15,9 +15,11 @@ demo: setup $(CAPTURE)
 test: setup model lint types
 	$(BIN)/pytest --numprocesses $(WORKERS)
 
-# The kernels on a CUDA device, in bf16, fp16 and fp32, and those of other packages that are installed.
+# The kernels on a CUDA device, in bf16, fp16 and fp32, and those of other packages that are installed: nearly all of it is
+# compiling, so side by side; then, one by one, the tests that hold times to each other.
 gpu-test: setup
-	$(BIN)/pytest -m gpu tests/triton tests/upstream
+	$(BIN)/pytest -m "gpu and not alone" --numprocesses auto --dist worksteal -rfE tests/triton tests/upstream
+	$(BIN)/pytest -m "gpu and alone" -rfE tests/triton tests/upstream
 
 # Every kernel under compute-sanitizer, at small shapes.
 gpu-sanitize: setup

@@ -24,17 +24,22 @@ class Replay:
 
 def record_graph(call: Call, device: torch.device) -> Replay | str:
     """The call as a graph, or why it cannot be one (it waits for the device, as a size that depends on data does)."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
+    current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    generator = torch.cuda.default_generators[current.device.index]
+    random_state = generator.clone_state()
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         for _ in range(WARM_UP_CALLS):
             call()
-    torch.cuda.current_stream(device).wait_stream(side)
+    current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             result = call()
     except RuntimeError as error:
+        # A capture that fails leaves its stream current, and random numbers forbidden outside a capture.
+        torch.cuda.set_stream(current)
+        generator.graphsafe_set_state(random_state)
         torch.cuda.synchronize(device)
         return " ".join(str(error).split())[:120]
     return Replay(graph, result)

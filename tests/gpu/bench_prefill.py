@@ -1,27 +1,32 @@
 """Checks the Triton forward path against its torch twins, then times it by stage beside dense attention.
 
-    python tests/gpu/bench_prefill.py [--only REGEX] [--samples 5] [--no-check]
+    python tests/gpu/bench_prefill.py [--only REGEX] [--samples 5] [--no-check] [--no-dense]
+    python tests/gpu/bench_prefill.py --only 'tile.*(64|256|1024)k' --no-check --no-dense    # growth from 64k to 1M
 
 One process, one CUDA device. Times are medians of CUDA events after warm-up, with a warm L2 and random tensors: figures to
-tune kernels by. The benchmark's own numbers come from `pyramidbench sweep`.
+tune kernels by. The benchmark's own numbers come from `pyramidbench sweep`. A stage timed alone waits for the host at its
+first kernel; `select` is build and route as one CUDA graph, so kernels alone, and the slopes at the end are its.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from rivals import milliseconds, time_dense
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pyramidbench.graphs import record_graph
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attention import sparse_attention
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
+from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 BLOCK, HEAD_DIM = 64, 128
@@ -81,6 +86,7 @@ class Row:
     name: str
     build: float
     route: float
+    select: float
     attend: float
     whole: float
     rate: float
@@ -92,6 +98,7 @@ def main() -> None:
     parser.add_argument("--only", default=".", help="workloads whose name matches this regular expression")
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--no-check", action="store_true")
+    parser.add_argument("--no-dense", action="store_true", help="time our own kernels alone")
     chosen = parser.parse_args()
     if not chosen.no_check:
         check_all()
@@ -101,13 +108,11 @@ def main() -> None:
         if not re.search(chosen.only, workload.name):
             continue
         q, k, v = workload.tensors()
-        dense = time_dense(q, k, v, chosen.samples) if workload.dense else {}
+        dense = time_dense(q, k, v, chosen.samples) if workload.dense and not chosen.no_dense else {}
         for name, overrides in workload.variants.items():
             row = time_variant(workload, name, rules(workload.top_k, overrides), (q, k, v), chosen.samples)
             show(row, dense)
-            selection_times.setdefault(f"{workload.name.rsplit(' ', 1)[0]}: {name}", {})[workload.keys] = (
-                row.build + row.route
-            )
+            selection_times.setdefault(f"{workload.name.rsplit(' ', 1)[0]}: {name}", {})[workload.keys] = row.select
         del q, k, v
     for name, times in selection_times.items():
         show_slope(name, times)
@@ -157,65 +162,28 @@ def time_variant(
     selection = backends.route(q, k, pyramid, tiling, walk, scale, "triton")
     flops = 4 * HEAD_DIM * float(selection.pairs().double().sum()) * workload.heads / workload.kv_heads
 
+    def select() -> BlockSelection:
+        return backends.route(q, k, backends.build(k, tiling, walk, "triton"), tiling, walk, scale, "triton")
+
     def whole() -> Tensor:
-        own = backends.build(k, tiling, walk, "triton")
-        return backends.attend(q, k, v, backends.route(q, k, own, tiling, walk, scale, "triton"), problem, "triton")
+        return backends.attend(q, k, v, select(), problem, "triton")
 
     build = milliseconds(lambda: backends.build(k, tiling, walk, "triton"), samples)
     route = milliseconds(lambda: backends.route(q, k, pyramid, tiling, walk, scale, "triton"), samples)
+    selected = replayed(select, q.device, samples)
     attend = milliseconds(lambda: backends.attend(q, k, v, selection, problem, "triton"), samples)
     total = milliseconds(whole, samples)
     share = (peak_bytes(whole) - q.numel() * 2) / (2 * (q.numel() + k.numel() + v.numel()))
-    return Row(workload.name, name, build, route, attend, total, flops / attend / 1e9, share)
+    return Row(workload.name, name, build, route, selected, attend, total, flops / attend / 1e9, share)
 
 
-def time_dense(q: Tensor, k: Tensor, v: Tensor, samples: int) -> dict[str, float]:
-    """Milliseconds of each dense kernel that is here; a missing one says so."""
-    times = {}
-    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        sdpa = torch.nn.functional.scaled_dot_product_attention
-        times["cuDNN"] = milliseconds(lambda: sdpa(q, k, v, is_causal=True, enable_gqa=True), samples)
-    by_token = [x.transpose(1, 2) for x in (q, k, v)]
-    try:
-        from fa3_fwd_interface import flash_attn_func
-    except ImportError as error:
-        print(f"no FA3 here ({error}); the wheel fa3-fwd brings it")
-    else:
-        times["FA3"] = milliseconds(lambda: flash_attn_func(*by_token, causal=True), samples)
-    if q.shape[1] // k.shape[1] >= 16:
-        times |= time_nsa(by_token, samples)
-    print("dense: " + ", ".join(f"{name} {time:.3f}" for name, time in times.items()), flush=True)
-    return {name: time for name, time in times.items() if name != "NSA"}
-
-
-def time_nsa(by_token: list[Tensor], samples: int) -> dict[str, float]:
-    """fla-core's native sparse attention with 16 blocks, selection included: no dense kernel, but a rival at token level."""
-    try:
-        from fla.ops.nsa import parallel_nsa
-    except ImportError as error:
-        print(f"no NSA here ({error}); the package fla-core brings it")
-        return {}
-    q, k, v = (x.contiguous() for x in by_token)
-    gates = [torch.ones(q.shape[:3], device=q.device, dtype=q.dtype) for _ in range(2)]
-
-    def call() -> object:
-        return parallel_nsa(q, k, v, g_cmp=gates[0], g_slc=gates[1], block_counts=16, block_size=BLOCK)
-
-    return {"NSA": milliseconds(call, samples)}
-
-
-def milliseconds(call: Callable[[], object], samples: int) -> float:
-    for _ in range(2):
-        call()
-    times = []
-    for _ in range(samples):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+def replayed(call: Callable[[], object], device: torch.device, samples: int) -> float:
+    """Milliseconds of a call as a CUDA graph; NaN, with the reason on a line, where it cannot be one."""
+    graph = record_graph(call, device)
+    if isinstance(graph, str):
+        print(f"no CUDA graph: {graph}")
+        return math.nan
+    return milliseconds(graph, samples)
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
@@ -229,10 +197,10 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def show(row: Row, dense: dict[str, float]) -> None:
-    parts = row.build + row.route + row.attend
     line = (
-        f"{row.workload:17} {row.name:17} build {row.build:6.3f}  route {row.route:7.3f}  attend {row.attend:7.3f} "
-        f"({row.rate:4.0f} TFLOP/s)  whole {row.whole:7.3f}  selection {(row.build + row.route) / parts:5.1%}  "
+        f"{row.workload:17} {row.name:17} build {row.build:6.3f}  route {row.route:7.3f}  select {row.select:7.3f}  "
+        f"attend {row.attend:7.3f} "
+        f"({row.rate:4.0f} TFLOP/s)  whole {row.whole:7.3f}  selection {row.select / (row.select + row.attend):5.1%}  "
         f"memory {row.peak_share:5.1%} of q + k + v"
     )
     if dense:
@@ -242,11 +210,12 @@ def show(row: Row, dense: dict[str, float]) -> None:
 
 
 def show_slope(name: str, times: dict[int, float]) -> None:
-    """Growth of the selection from 64k on, as the log-log slope between neighbouring lengths and overall."""
+    """Growth of the selection from 64k on: the log-log slope from each length to the next, and overall."""
     lengths = sorted(n for n in times if n >= 65536)
-    if len(lengths) > 1:
-        overall = math.log(times[lengths[-1]] / times[lengths[0]]) / math.log(lengths[-1] / lengths[0])
-        print(f"selection of {name}: slope {overall:.2f} from {lengths[0] // 1024}k to {lengths[-1] // 1024}k")
+    spans = [*itertools.pairwise(lengths), *([(lengths[0], lengths[-1])] if len(lengths) > 2 else [])]
+    for first, last in spans:
+        grown = math.log(times[last] / times[first]) / math.log(last / first)
+        print(f"selection of {name}: slope {grown:.2f} from {first // 1024}k to {last // 1024}k")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python tests/gpu/every_kernel.py [--under 'compute-sanitizer --tool memcheck'] [GROUP ...]
 
 Every group runs in a process of its own, all at once, so that kernels compile in parallel; `--under` is put before each
-command. Without groups all of them run, and a kernel that none of them launched is an error. The twins come from
-tests/triton, whose cases are the real tests; the sizes here are small, ragged and of a head dim that fills a product.
+command. Without groups all of them run, and a kernel that none of them launched is an error, as is one of a kernel's paths
+that reads or adds in another way (PATHS). The twins come from tests/triton, whose cases are the real tests; the sizes here
+are small, ragged and of a head dim that fills a product.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +34,17 @@ NEAR_TIES = 0.1
 """Share of lists that may differ from the twin's: two blocks with the same score to the last bits, in one list of ten."""
 MEAN = {"tile_reduce": "mean", "leaf_score": "summary"}
 EXACT = {"leaf_candidates": 2}
+PATHS = {
+    # A constant of the launch, or the dtype of the first tensor, that makes another kernel of it.
+    "route_descend._descend": ("EDGED",),
+    "attention_portable._attend_fwd": ("USE_TMA", "float32"),
+    "attention_dq._attend_dq": ("USE_TMA", "float32"),
+    "attention_dkdv._attend_dkdv": ("USE_TMA", "float32", "SEVERAL", "ADDS"),
+    "attention_pieces._add_pieces": ("ADDS",),
+    "decode_append._append": ("FINISH", "HAS_COUNTS", "IS_PAGED"),
+}
+HOPPER = ("attention_hopper.", "USE_TMA")
+"""What only Hopper and later devices run, by what stands in its name."""
 WALK = {"top_k": 3, "sink_blocks": 1, "local_blocks": 2, "start_width": 4, "beam": 1}
 
 
@@ -48,8 +61,14 @@ def pooled(device: str) -> None:
 
 
 def scored(device: str) -> None:
-    """Levels scored whole, then descended; a flat scan."""
-    for rules in (MEAN, {**MEAN, "levels": 1}, {"leaf_score": "summary", "score_rows": 16, "levels": 1}):
+    """Levels scored whole, then descended, the children of open nodes among the others and apart; a flat scan."""
+    flat = {**MEAN, "levels": 1}
+    for rules in (
+        MEAN,
+        {**MEAN, "top_k": 4, "beam": 2},
+        flat,
+        {"leaf_score": "summary", "score_rows": 16, "levels": 1},
+    ):
         route(device, {**WALK, **rules})
 
 
@@ -75,11 +94,17 @@ def attention_by_key(device: str) -> None:
 
 
 def attention_portable(device: str) -> None:
-    """By pointers in fp32 and at token level; by the copy engine where there is one (blocks of 32 rule `hopper` out)."""
+    """By pointers: in fp32 and at token level."""
     tests = load("test_attention_fwd")
     tests.check(attention_case(tests, query_tile=32), torch.float32, device)
     for query_tile in (1, 64):
         tests.check(attention_case(tests, query_tile=query_tile), half(device), device)
+
+
+def attention_copied(device: str) -> None:
+    """By the copy engine where there is one: a head dim that `hopper` leaves to the portable kernel."""
+    tests = load("test_attention_fwd")
+    tests.check(attention_case(tests, query_tile=64, block_size=64, head_dim=96), half(device), device)
 
 
 def attention_hopper(device: str) -> None:
@@ -94,13 +119,24 @@ def attention_hopper(device: str) -> None:
 
 
 def attention_bwd(device: str) -> None:
-    """Blocks of several chunks and of one; rows by pointers, and by the copy engine where there is one."""
+    """Rows by pointers; blocks of several chunks and of one; a set for each head; long lists in runs that add up."""
     from pyramidbench.kernels import attention_bwd as module
 
     tests = load("test_attention_bwd")
-    plan = module.plan
+    case, plan = partial(attention_case, tests), module.plan
     with mock.patch.object(module, "plan", lambda *sizes: plan(*sizes[:4], chunk_rows=64)):
-        tests.check(attention_case(tests, query_tile=1, queries=24), half(device), device)
+        tests.check(case(query_tile=1, queries=24), half(device), device)
+        tests.check(case(query_tile=16, sets=4), torch.float32, device)
+        with mock.patch.multiple(module, TABLE_BYTES=1, PIECE_BYTES=2**16):
+            tests.check(case(query_tile=1, queries=40), half(device), device)
+
+
+def attention_bwd_copied(device: str) -> None:
+    """Rows and blocks by the copy engine where there is one."""
+    from pyramidbench.kernels import attention_bwd as module
+
+    tests, plan = load("test_attention_bwd"), module.plan
+    with mock.patch.object(module, "plan", lambda *sizes: plan(*sizes[:4], chunk_rows=64)):
         tests.check(attention_case(tests, query_tile=64, block_size=64), half(device), device)
 
 
@@ -116,14 +152,15 @@ def decode(device: str) -> None:
     """Tokens, a prompt and a cut; a step that is split, with its upper levels scored whole."""
     tests = load("test_decode")
     tests.check_append(tests.Case("", tests.FULL, (70,), paged=True), half(device), device, (50, 1, 19), 48)
+    tests.check_counts((50, 16, 1), device)
     case = tests.Case("", {**WALK, "top_k": 2}, (90, 20), queries=2, head_dim=64, head_dim_v=64, paged=True)
     assert tests.check_step(case, half(device), device) <= NEAR_TIES
 
 
 GROUPS: dict[str, Callable[[str], None]] = {
     call.__name__: call
-    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_hopper, attention_bwd, mass,
-                 decode)
+    for call in (build, pooled, scored, walk, leaf, attention_by_key, attention_portable, attention_copied, attention_hopper,
+                 attention_bwd, attention_bwd_copied, mass, decode)
 }  # fmt: skip
 
 
@@ -144,10 +181,12 @@ def main() -> None:
         outputs = list(pool.map(lambda group: apart(group, asked.under), asked.groups or GROUPS))
     if None in outputs:
         raise SystemExit(1)
-    found = set(re.findall(r"^launched (\S+)$", "\n".join(map(str, outputs)), re.MULTILINE))
+    found = set(re.findall(r"^launched (.+)$", "\n".join(map(str, outputs)), re.MULTILINE))
     missed = set() if asked.groups else written() - found
+    if torch.cuda.get_device_capability()[0] < 9:
+        missed = {kernel for kernel in missed if not any(part in kernel for part in HOPPER)}
     print(f"{len(found)} kernels launched" + (f"; not launched: {', '.join(sorted(missed))}" if missed else ""))
-    if missed and torch.cuda.get_device_capability()[0] == 9:
+    if missed:
         raise SystemExit(1)
 
 
@@ -165,15 +204,21 @@ def apart(group: str, under: str) -> str | None:
 
 
 def run(groups: list[str], device: str) -> set[str]:
-    """Run the groups in this process; the kernels that they launched, as file.name."""
+    """Run the groups in this process; the kernels that they launched, as file.name, and their PATHS as "file.name path"."""
     from triton.runtime.jit import KernelInterface
 
     launched = set()
     launch = KernelInterface.__getitem__
 
     def noted(kernel: Any, grid: Any) -> Any:
-        launched.add(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}")
-        return launch(kernel, grid)
+        name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+
+        def call(*arguments: Any, **constants: Any) -> Any:
+            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            launched.update({name} | {f"{name} {x}" for x in PATHS.get(name, ()) if constants.get(x) or x == dtype})
+            return launch(kernel, grid)(*arguments, **constants)
+
+        return call
 
     with mock.patch.object(KernelInterface, "__getitem__", noted):
         for group in groups:
@@ -184,7 +229,7 @@ def run(groups: list[str], device: str) -> set[str]:
 
 
 def written() -> set[str]:
-    """Every kernel that some launcher in kernels/ launches, as file.name."""
+    """Every kernel that some launcher in kernels/ launches, as file.name, and its PATHS."""
     kernels, launched = set(), set()
     for path in KERNELS.glob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
@@ -196,7 +241,9 @@ def written() -> set[str]:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
                 name = ast.unparse(node.func.value)
                 launched.add(f"{home.get(name, path.stem)}.{name}")
-    return kernels & launched
+    whole = kernels & launched
+    assert set(PATHS) <= whole
+    return whole | {f"{kernel} {path}" for kernel, paths in PATHS.items() for path in paths}
 
 
 def half(device: str) -> torch.dtype:

@@ -3,12 +3,12 @@
 #
 #     tests/gpu/everything.sh OUT [CAPTURE]
 #
-# In a shell that prepare.sh made ready, or with the package installed. The tests run file by file side by side, and with them
-# a first pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs,
-# and the tests that hold times to each other have the device to themselves. OUT/gpu-test.txt is the tests' summary; each
-# file's log names every test as it ends, and tells what failed and why also where LIMIT_S cuts it off. The sweeps write
+# In a shell that prepare.sh made ready, or with the package installed. The tests run side by side, and with them a first
+# pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs, and the
+# tests that hold times to each other (marked `alone`) have the device to themselves. OUT/gpu-test.txt is the tests' summary;
+# the two logs name every test as it ends, and tell what failed and why also where LIMIT_S cuts them off. The sweeps write
 # OUT/prefill, OUT/training and OUT/decode, run folders that the same command resumes. PYTHON: the interpreter, python3
-# unless set. LIMIT_S: seconds that a part may take, 600 unless set.
+# unless set. LIMIT_S: seconds that a part may take, 600 unless set. WORKERS: tests side by side, 14 unless set.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [CAPTURE]" >&2
@@ -17,6 +17,7 @@ fi
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 python=${PYTHON:-python3}
 limit_s=${LIMIT_S:-600}
+workers=${WORKERS:-14}
 mkdir -p "$1"
 out=$(CDPATH='' cd -- "$1" && pwd)
 capture=${2:-}
@@ -26,15 +27,19 @@ say() {
     echo "== $(($(date +%s) - began)) s: $1"
 }
 
-# -vv: one line for each test as it ends, since the project's settings hold a -q. An interrupt makes pytest tell what it has
-# found so far; a process in the background would ignore it, were it not for env.
+# Tests into a log: tests LOG OPTION ... -vv: one line for each test as it ends, since the project's settings hold a -q. An
+# interrupt makes pytest tell what it has found so far; a process in the background would ignore it, were it not for env.
+# pytest-benchmark, where it is installed, warns of processes side by side, and warnings are errors here.
 tests() {
-    timeout -s INT -k 30 "$limit_s" env --default-signal=INT PYTHONUNBUFFERED=1 \
-        "$python" -m pytest -vv -rfE -m gpu -p no:cacheprovider "$1" >"$out/$(basename "$1" .py).log" 2>&1
+    log=$out/$1.log
+    shift
+    timeout -s INT -k 30 "$limit_s" env --default-signal=INT PYTHONUNBUFFERED=1 TORCHINDUCTOR_COMPILE_THREADS=1 \
+        "$python" -m pytest -vv -rfE --durations=20 -p no:cacheprovider -p no:benchmark "$@" \
+        "$here/../triton" "$here/../upstream" >"$log" 2>&1
 }
 
 summary() {
-    for log in "$out"/test_*.log; do
+    for log in "$out"/test-*.log; do
         echo "$(basename "$log" .log): $(tail -n 1 "$log")"
         grep "^FAILED\|^ERROR" "$log"
     done >"$out/gpu-test.txt"
@@ -43,17 +48,7 @@ summary() {
 
 timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1 >"$out/compiled.txt" 2>&1 &
 compiling=$!
-testing=
-for file in "$here"/../triton/test_*.py "$here"/../upstream/test_*.py; do
-    case $(basename "$file" .py) in
-    test_compile | test_interpreter | test_every_kernel) continue ;;
-    test_measuring | test_profile) continue ;; # they time, and come when nothing else runs
-    esac
-    tests "$file" &
-    testing="$testing $!"
-done
-# shellcheck disable=SC2086 - a list of processes
-wait $testing
+tests test-beside -m "gpu and not alone" -n "$workers" --dist worksteal
 summary
 say "tests"
 PYTHON=$python timeout "$limit_s" "$here/sanitize.sh" >"$out/sanitize.txt" 2>&1
@@ -61,9 +56,7 @@ echo "exit code $?" >>"$out/sanitize.txt"
 tail -n 3 "$out/sanitize.txt"
 say "sanitizer"
 wait $compiling
-for name in test_measuring test_profile; do
-    tests "$here/../triton/$name.py"
-done
+tests test-alone -m "gpu and alone"
 summary
 say "tests that time"
 timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check 2>&1 | tee "$out/bench_prefill.txt"

@@ -38,7 +38,18 @@ for room in methods kernels suites; do
     ln -s "$root/$room" "$target/layout/pyramidbench/$room"
 done
 
-PYTHONPATH=$target/layout:$target/site:$root/tests/gpu${PYTHONPATH:+:$PYTHONPATH}
+# What a wheel's .pth file would add if this were a site-packages folder: nvidia-cutlass-dsl, which FlashAttention-4 needs,
+# keeps its modules in such a place.
+added=$("$python" - "$target/site" <<'ADDED'
+import site
+import sys
+
+before = set(sys.path)
+site.addsitedir(sys.argv[1])
+print("".join(f":{path}" for path in sys.path if path not in {*before, sys.argv[1]}), end="")
+ADDED
+)
+PYTHONPATH=$target/layout:$target/site$added:$root/tests/gpu${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONPATH PYTHONSAFEPATH=1
 "$python" - "$root/pyproject.toml" >&2 <<'CHECK'
 import importlib.metadata

@@ -226,6 +226,32 @@ def test_append(rules: dict[str, Any], parts: tuple[int, ...], cut: int | None, 
     check_append(Case("", rules, (sum(parts),), paged=paged), torch.float16, device, parts, cut)
 
 
+def check_counts(counts: tuple[int, ...], device: str) -> None:
+    """So many tokens for each sequence, a few and then a prompt, against the twin: tokens, lengths and complete nodes."""
+    from pyramidbench.kernels.decode_append import append
+
+    case = Case("", FULL, (60,) * len(counts), paged=True)
+    _, k, v = drawn(case, torch.float32, device)
+    store, twin = empty(case, torch.float32, device), empty(case, torch.float32, device)
+    first, most = tuple(min(count, case.block_size) for count in counts), max(counts)
+    append(store, k[:, :, : case.block_size], v[:, :, : case.block_size], None, first)
+    append(store, k[:, :, :most], v[:, :, :most], 0, counts)
+    append_reference(twin, k, v, [0] * len(counts), list(counts))
+    assert int(store.full) == 0
+    assert torch.equal(store.lengths, twin.lengths)
+    for sequence, count in enumerate(counts):
+        for own, other in ((store.k, twin.k), (store.v, twin.v)):
+            assert torch.equal(*(x.rows_of(y, sequence, 0, count) for x, y in ((store, own), (twin, other))))
+        for level, place in enumerate(store.sizes.offsets[:-1]):
+            full = slice(place, place + count // (case.block_size * store.sizes.branching**level))
+            torch.testing.assert_close(store.nodes[sequence, :, full], twin.nodes[sequence, :, full])
+
+
+@pytest.mark.parametrize("counts", [(3, 0, 16), (50, 16, 1)], ids=str)
+def test_append_of_several_counts(counts: tuple[int, ...], device: str) -> None:
+    check_counts(counts, device)
+
+
 def test_a_full_cache_stays_as_it_is(device: str) -> None:
     from pyramidbench.kernels.decode_append import append
 

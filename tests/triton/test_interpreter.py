@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-APART = {"test_compile.py", Path(__file__).name}
+APART = {"test_compile.py", "test_suite_launches.py", Path(__file__).name}
 FILES = sorted(file for file in HERE.glob("test_*.py") if file.name not in APART)
 
 

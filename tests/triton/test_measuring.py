@@ -20,7 +20,11 @@ from pyramidbench.stage_clock import Staged, queued_times, staged
 from pyramidbench.stages import Listener
 from pyramidbench.timing import is_launch_bound, measure_in_turns
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CUDA = torch.device("cuda")
 MIB = 1 << 20
 
@@ -81,6 +85,9 @@ def test_a_call_that_waits_for_the_device_has_no_graph_and_spoils_nothing() -> N
     assert "captur" in reason
     torch.cuda.synchronize()
     assert float(x.sum()) == 4950.0
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert bool(torch.randn(100, device=CUDA).isfinite().all())
+    assert not isinstance(record_graph(lambda: x + 1, CUDA), str)
 
 
 def with_delays(delay_s: float) -> Staged:

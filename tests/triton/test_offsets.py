@@ -18,17 +18,22 @@ MEAN = {**RULES, "beam": 2, "tile_reduce": "mean", "leaf_score": "summary"}
 EXACT = {**RULES, "beam": 2, "leaf_candidates": 2, "score_rows": 16}
 
 
-@pytest.mark.parametrize("rules", [MEAN, EXACT], ids=["mean", "exact"])
-def test_views_of_a_fused_buffer_beyond_int32(rules: dict[str, object], device: str) -> None:
-    """q, k and v of 4 heads inside one [N, 3·64·128] buffer of 6.4·10⁹ elements; the last tiles lie past 2³¹ elements."""
-    length, heads, dim = 262144, 64, 128
-    fused = torch.empty(length, 3, heads, dim, dtype=torch.bfloat16, device=device)
+def fused_views(parts: int, length: int, device: str) -> tuple[Tensor, ...]:
+    """q, k, v and so on of 4 heads inside one [N, parts·64·128] buffer of 6.4·10⁹ elements; the last tiles lie past 2³¹."""
+    heads, dim = 64, 128
+    fused = torch.empty(length, parts, heads, dim, dtype=torch.bfloat16, device=device)
     assert fused.numel() > 2**32
     mine = slice(heads - 4, heads)
     generator = torch.Generator(device).manual_seed(0)
-    for part in range(3):
+    for part in range(parts):
         fused[:, part, mine] = torch.randn(length, 4, dim, device=device, generator=generator).to(fused.dtype)
-    q, k, v = (fused[:, part, mine].transpose(0, 1)[None] for part in range(3))
+    return tuple(fused[:, part, mine].transpose(0, 1)[None] for part in range(parts))
+
+
+@pytest.mark.parametrize("rules", [MEAN, EXACT], ids=["mean", "exact"])
+def test_views_of_a_fused_buffer_beyond_int32(rules: dict[str, object], device: str) -> None:
+    length = 262144
+    q, k, v = fused_views(3, length, device)
     selection, out = routed(q, k, v, rules, 128)
     compact = tuple(x.contiguous() for x in (q, k, v))
     again, expected = routed(*compact, rules, 128)
@@ -55,6 +60,39 @@ def test_65536_heads(query_tile: int, device: str) -> None:
     listed = BlockSelection.from_indices(selection.indices[few], tiling)
     exact = sparse_attention(q[few].double(), k[few].double(), v[few].double(), listed)
     assert float((out[few] - exact).norm() / exact.norm()) < 5e-3
+
+
+def test_gradients_of_views_beyond_int32(device: str) -> None:
+    """The output's gradient is such a view too. The gradients of the views are those of copies, bit by bit."""
+    q, k, v, d_out = fused_views(4, 196608, device)
+    selection, _ = routed(q, k, v, MEAN, 128)
+    found = gradients(q, k, v, d_out, selection)
+    for gradient, expected in zip(found, gradients(*(x.contiguous() for x in (q, k, v, d_out)), selection)):
+        assert bool(gradient.isfinite().all())
+        assert torch.equal(gradient, expected)
+
+
+def test_gradients_of_65536_heads(device: str) -> None:
+    """B·H = 65 536, against the same calls on a few of the batch."""
+    torch.manual_seed(0)
+    q, k, v, d_out = (torch.randn(8192, 8, 128, 64, dtype=torch.bfloat16, device=device) for _ in range(4))
+    rules = {**MEAN, "top_k": 2, "start_width": 4, "beam": 1}
+    selection, _ = routed(q, k, v, rules, 64, block_size=16)
+    found = gradients(q, k, v, d_out, selection)
+    few = torch.tensor([0, 1, 4095, 8191], device=device)
+    listed = BlockSelection.from_indices(selection.indices[few], selection.tiling)
+    exact = [x[few].double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(sparse_attention(*exact, listed), exact, d_out[few].double())
+    for gradient, right in zip(found, expected):
+        assert float((gradient[few] - right).norm() / right.norm()) < 1e-2
+
+
+def gradients(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, selection: BlockSelection) -> tuple[Tensor, ...]:
+    from pyramidbench.kernels import attention_bwd, attention_fwd
+
+    scale = q.shape[-1] ** -0.5
+    out, lse = attention_fwd.attend(q, k, v, selection, scale)
+    return attention_bwd.attend_backward(q, k, v, out, lse, d_out, selection, scale)
 
 
 def routed(

@@ -23,6 +23,7 @@ def nan_filled() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("direction", ["forward", "train"])
 def test_a_cell_on_a_gpu(tmp_path: Path, direction: str) -> None:

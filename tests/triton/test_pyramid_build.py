@@ -37,7 +37,10 @@ def check(sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
 
     batch, heads, keys, head_dim, block_size, branching, levels, weight = sizes
     torch.manual_seed(0)
-    k = torch.randn(batch, keys, heads, head_dim, device=device).to(dtype).transpose(1, 2)
+    room = torch.randn(batch, keys + 90, heads, head_dim, device=device).to(dtype)
+    # Behind the last key stands what no mean, and what no maximum and no minimum may see.
+    room[:, keys::3], room[:, keys + 1 :: 3], room[:, keys + 2 :: 3] = torch.nan, 6e4, -6e4
+    k = room[:, :keys].transpose(1, 2)
     twin = build_pyramid(k, block_size=block_size, branching=branching, levels=levels, bound_weight=weight)
     built = build(k, block_size=block_size, branching=branching, levels=levels, bound_weight=weight)
     assert (built.offsets, built.block_size, built.branching) == (twin.offsets, twin.block_size, twin.branching)

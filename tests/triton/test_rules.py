@@ -35,8 +35,8 @@ def walk_of(named: str, parameters: dict[str, object]) -> WalkMethod:
     return cast(WalkMethod, create(name, parameters | ({"head_reduce": "sum_lse"} if shared else {})))
 
 
-def differing_rows(method: WalkMethod, q: Tensor, k: Tensor) -> float:
-    """Share of lists in which the kernels and their twin differ."""
+def differing_lists(method: WalkMethod, q: Tensor, k: Tensor) -> tuple[int, int]:
+    """How many lists of the kernels are not their twin's, by one block at most, and how many there are."""
     problem = Problem.of(q, k, causal=True, scale=None)
     tiling, rules = method.tiling(problem), method.rules(problem)
     pyramid = method.build(k, problem)
@@ -44,23 +44,23 @@ def differing_rows(method: WalkMethod, q: Tensor, k: Tensor) -> float:
         backends.route(q, k, pyramid, tiling, rules, problem.scale, backend) for backend in ("reference", "triton")
     )
     assert torch.equal(twin.counts, kernels.counts)
-    width = max(twin.indices.shape[-1], kernels.indices.shape[-1])
-    lists = [torch.nn.functional.pad(x.indices, (0, width - x.indices.shape[-1]), value=-1) for x in (twin, kernels)]
-    return float((lists[0] != lists[1]).any(-1).double().mean())
+    apart = (twin.mask() != kernels.mask()).sum(-1)
+    assert int(apart.max()) <= 2
+    return int((apart > 0).sum()), apart.numel()
 
 
 @pytest.mark.parametrize("named", ["moba", "quest", "hisa", "hip"])
 def test_kernels_choose_what_the_twin_chooses_at_token_level(named: str, device: str) -> None:
     q, k = tensors(4, 2, 200, 16, device, torch.float32)
     method = walk_of(named, {"top_k": 3, "block_size": 16, "query_tile": 1})
-    assert differing_rows(method, q[:, :, -12:], k) == 0
+    assert differing_lists(method, q[:, :, -12:], k)[0] == 0
 
 
 @pytest.mark.parametrize("named", WALKS)
 def test_kernels_choose_what_the_twin_chooses_at_tile_level(named: str, device: str) -> None:
     q, k = tensors(4, 2, 200, 16, device, torch.float32)
     method = walk_of(named, {"top_k": 3, "block_size": 16, "query_tile": 32})
-    assert differing_rows(method, q, k) == 0
+    assert differing_lists(method, q, k)[0] == 0
 
 
 @pytest.mark.gpu
@@ -70,8 +70,9 @@ def test_kernels_choose_what_the_twin_chooses_at_length(named: str, dtype: torch
     q, k = tensors(8, 2, 8192, 128, device, dtype)
     method = walk_of(named, {"top_k": 8, "query_tile": 1 if named == "moba" else 128})
     assert method.backend(Problem.of(q, k, causal=True, scale=None)) == "triton"
-    # A near-tie that the order of a sum decides may swap one block in a row of many thousands.
-    assert differing_rows(method, q, k) <= 1e-3
+    # A near-tie that the order of a sum decides may swap a block: in one list, or where there are thousands in one of each.
+    found, lists = differing_lists(method, q, k)
+    assert found <= max(1, lists // 1000)
 
 
 @pytest.mark.gpu

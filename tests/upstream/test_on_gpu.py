@@ -36,6 +36,21 @@ BLOCKS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autotuners of other packages take the middle one of their configurations. Which is fastest is not asked here, and
+    fla's NSA alone compiles some hundred of them to know."""
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs
+
+    def middle(tuner: Autotuner, arguments: dict[str, object]) -> list[object]:
+        left = prune(tuner, arguments)
+        return left[len(left) // 2 :][:1]
+
+    monkeypatch.setattr(Autotuner, "prune_configs", middle)
+
+
 def ready(spec: str, parameters: dict[str, object], problem: Problem) -> Method:
     """The method, or a skip with its own words."""
     if not torch.cuda.is_available():
@@ -132,6 +147,7 @@ def test_flas_moba_is_our_moba(tensors: MakeTensors) -> None:
     assert float(close.double().mean()) > 0.98
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("direction", ["forward", "train", "backward"])
 def test_plain_dense_is_the_fastest_and_says_so(direction: str, tensors: MakeTensors) -> None:
     q, k, v = on_device(tensors, 4096, 4096, 8, 8, 128)
