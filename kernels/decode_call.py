@@ -57,11 +57,17 @@ class DecodeCall:
         """The most nodes of the level that a walk starts at; a level that the rules name is not passed by."""
         return self.rules.start_width if self.rules.levels == "auto" else 1
 
+    @property
+    def by_children(self) -> bool:
+        """Whether nodes above the blocks are scored by the summaries of their children."""
+        return self.rules.node_score == "children" and self.store.sizes.levels > 1
+
     @cached_property
     def scan_level(self) -> int:
         """The lowest of the levels that are scored whole by a launch of their own; the number of levels where there is none."""
         sizes, rules = self.store.sizes, self.rules
-        room = SCAN_BYTES // (self.items * self.store.nodes.shape[-1] * self.store.nodes.element_size())
+        read = self.store.nodes.shape[-1] * self.store.nodes.element_size() * (rules.branching if self.by_children else 1)
+        room = SCAN_BYTES // (self.items * read)
         level = sizes.levels
         while level > 0 and sizes.offsets[-1] - sizes.offsets[level - 1] <= room:
             level -= 1
@@ -165,8 +171,6 @@ def decode_gap(sizes: CacheSizes, rules: WalkRules, dtype: str) -> str | None:
     held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * (4 if dtype == "float32" else 2)
     if held > MOST_BLOCK_BYTES:
         return f"the Triton decode holds blocks of {MOST_BLOCK_BYTES >> 10} KiB of keys, not {held >> 10}; lower block_size"
-    if rules.node_score == "children" and sizes.levels > 1:
-        return "the Triton decode scores nodes by their own summaries, not by 'children'; use node_score='summary'"
     if rules.leaf_score == "sub":
         return "the Triton decode scores leaves by 'exact' or 'summary', not by 'sub'"
     if most_candidates(sizes, rules) > WIDEST_LEVEL:

@@ -1,13 +1,12 @@
 """The walk of one decoding step on the GPU, coarse to fine, for every new query; `kernels.decode` is the torch twin.
 
 It is the walk of `kernels.route_walk` for few queries and lengths that are read from the device: every grid and every loop's
-bound follow from the cache's capacity, and what a sequence lacks is masked. With one scoring row a head, the heads' scores add
-up to one dot product of a node's [u, w] with [Σ q⁺, Σ q⁻], taken in fp32.
+bound follow from the cache's capacity, and what a sequence lacks is masked. `kernels.decode_scores` scores nodes.
 `_scan`: one program = SCAN_CHUNK nodes of the upper levels of one query and set. It scores these levels whole, so that all
 multiprocessors read them together and at once; which levels, `kernels.decode_call` says.
 `_walk`: one program = one query of one set; it ranks level by level, its list and scores in a slice of scratch, and reads the
 nodes of the lower levels that its list leads to.
-Cost: 4·D operations and 2·D elements a scored node. Bound by latency: each ranked level is a dependent round of list, nodes,
+Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: each ranked level is a dependent round of list, nodes,
 scores and threshold, and one multiprocessor reads a level's g·β·K nodes (128 KB at D 128, K 32, β 4) by itself.
 """
 
@@ -19,28 +18,13 @@ from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
 from pyramidbench.kernels.decode_place import new_query
+from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 from pyramidbench.kernels.route_candidates import candidates
-from pyramidbench.kernels.route_nodes import load_nodes, log_keys
 from pyramidbench.kernels.top_k import best
 
 SCAN_CHUNK = 32
 WALK_CHUNK = 64
 ONE_WARP_SLOTS = 1024
-
-
-@triton.jit
-def _summed_query(
-    q_base, strides, scale, offs_d, HEAD_DIM, GROUP: tl.constexpr, HEADS: tl.constexpr, HAS_BOUNDS: tl.constexpr
-):
-    """Σ over a group's heads of the positive and the negative part of a query, times scale: two [BLOCK_D], fp32."""
-    head = tl.arange(0, HEADS)
-    mask = (head < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    # of shape [HEADS, BLOCK_D]
-    q = tl.load(q_base + head[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32) * scale
-    if HAS_BOUNDS:
-        return tl.sum(tl.maximum(q, 0.0), 0), tl.sum(tl.minimum(q, 0.0), 0)
-    total = tl.sum(q, 0)
-    return total, total
 
 
 @triton.jit
@@ -57,19 +41,6 @@ def _start(length, blocks, levels, start_width, BLOCK_SIZE: tl.constexpr, BRANCH
         nodes = tl.where(is_above, tl.cdiv(nodes, BRANCHING), nodes)
         size = tl.cdiv(size, BRANCHING)
     return top, offset, span
-
-
-@triton.jit
-def _score(nodes_ptr, place, real, high, low, offs_d, HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr):
-    """Logits [n] of nodes at places of a buffer by their summaries, heads added: fp32."""
-    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
-    # of shape [n, BLOCK_D]
-    at = nodes_ptr + place.to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
-    u, w = load_nodes(at, real[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-    logits = u.to(tl.float32) * high[None, :]
-    if HAS_BOUNDS:
-        logits += w.to(tl.float32) * low[None, :]
-    return tl.sum(logits, 1)
 
 
 @triton.jit
@@ -98,7 +69,7 @@ def _scan(
     q_ptr, nodes_ptr, lengths_ptr, scan_ptr, q_strides, scale, sets, kv_heads, queries, blocks, levels, node_count, start_width,
     sink_blocks, local_blocks, scan_base, scan_width,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHUNK: tl.constexpr,
+    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     parts = tl.cdiv(scan_width, CHUNK)
@@ -114,25 +85,31 @@ def _scan(
     if tl.max(real.to(tl.int32), 0) > 0:
         offs_d = tl.arange(0, BLOCK_D)
         q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-        high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
-        row_ptr = nodes_ptr + (kv_head * node_count + scan_base) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-        score = _score(row_ptr, scanned, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
-        score += GROUP * log_keys(node, span, length, BLOCK_SIZE)
+        high, low = scoring_query(
+            q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
+        )
+        head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+        score = node_scores(
+            head_ptr, scan_base + scanned - node, node, span, real, blocks, length, high, low, scale, offs_d, GROUP,
+            BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS, CHILDREN,
+        )  # fmt: skip
         tl.store(scan_ptr + item * scan_width + scanned, score, mask=real)
 
 
 @triton.jit
 def _score_here(
-    level_ptr, list_ptr, score_ptr, places, listed, lo, hi, span, length, high, low, offs_d,
+    head_ptr, list_ptr, score_ptr, places, listed, lo, hi, offset, span, blocks, length, high, low, scale, offs_d,
     GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-    CHUNK: tl.constexpr,
+    CHILDREN: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Scores of a level's candidates, from their nodes, into score_ptr [places]."""
     for start in range(0, places, CHUNK):
         place = start + tl.arange(0, CHUNK)
         some, real = candidates(list_ptr, place, places, listed, lo, hi, BRANCHING)
-        score = _score(level_ptr, some, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
-        score += GROUP * log_keys(some, span, length, BLOCK_SIZE)
+        score = node_scores(
+            head_ptr, offset, some, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM,
+            BRANCHING, HAS_BOUNDS, CHILDREN,
+        )  # fmt: skip
         tl.store(score_ptr + place, score, mask=place < places)
 
 
@@ -142,8 +119,8 @@ def _walk(
     blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, scan_level, scan_base,
     scan_width, out_width,
     GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, HAS_SCAN: tl.constexpr,
-    GATHERS: tl.constexpr, BUDGETED: tl.constexpr,
+    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_SCAN: tl.constexpr, GATHERS: tl.constexpr, BUDGETED: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0).to(tl.int64)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
@@ -152,7 +129,9 @@ def _walk(
     offs_d, slot = tl.arange(0, BLOCK_D), tl.arange(0, SLOTS)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
     if GATHERS:
-        high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
+        high, low = scoring_query(
+            q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
+        )
     _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
     top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     list_ptr += item * (inner_width + 2)
@@ -176,10 +155,10 @@ def _walk(
             score = tl.zeros([SLOTS], tl.float32)
             if GATHERS:
                 here = tl.where(top - step >= scan_level, 0, places)
-                level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+                head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
                 _score_here(
-                    level_ptr, list_ptr, score_ptr, here, listed, lo, hi, span, length, high, low, offs_d, GROUP, BLOCK_SIZE,
-                    HEAD_DIM, BRANCHING, HAS_BOUNDS, CHUNK,
+                    head_ptr, list_ptr, score_ptr, here, listed, lo, hi, offset, span, blocks, length, high, low, scale,
+                    offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS, CHILDREN, CHUNK,
                 )  # fmt: skip
                 tl.debug_barrier()
                 score = tl.load(score_ptr + slot, mask=slot < here, other=0.0)
@@ -230,7 +209,9 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     edge = (sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width)
     forced = (rules.sink_blocks, rules.local_blocks)
     shape = {name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM", "BLOCK_D", "HAS_BOUNDS")}
-    shape |= {"HEADS": triton.next_power_of_2(call.group), "BRANCHING": sizes.branching}
+    # By children a head is a row of a matrix product, which has 16 rows or more.
+    heads = call.shape["ROWS"] if call.by_children else triton.next_power_of_2(call.group)
+    shape |= {"HEADS": heads, "BRANCHING": sizes.branching, "CHILDREN": call.by_children}
     tensors = (call.q, store.nodes, store.lengths)
     scanned = None
     scan = (call.scan_level, sizes.offsets[call.scan_level], sizes.offsets[-1] - sizes.offsets[call.scan_level])

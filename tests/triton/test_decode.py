@@ -17,6 +17,8 @@ from pyramidbench.kernels.walk_rules import WalkRules
 
 BASE = {"sink_blocks": 1, "local_blocks": 2}
 NARROW: dict[str, Any] = {**BASE, "start_width": 4, "beam": 1}
+PAPER: dict[str, Any] = {**BASE, "beam": 1, "levels": "full", "bound_weight": 0.0, "node_score": "children",
+                         "leaf_candidates": None, "head_reduce": "sum_lse"}  # fmt: skip
 WIDE: dict[str, Any] = {**BASE, "top_k": 8}
 
 
@@ -53,6 +55,10 @@ SMALL = [
          "leaf_candidates": None, "leaf_score": "summary", "head_reduce": "none"}, (300, 15)),
     Case("hisa", {**BASE, "top_k": 2, "branching": 4, "levels": 2, "beam": 1.0, "bound_weight": 0.0, "leaf_candidates": None,
          "head_reduce": "sum_lse"}, (500, 70)),
+    Case("paper", {**PAPER, "top_k": 2}, (300, 64, 33), queries=2),
+    Case("paper-scored-whole-set-per-query-head", {**PAPER, "top_k": 2, "head_reduce": "none"}, (330, 64), scan_bytes=32768),
+    Case("children-with-bounds-branching-3-filtered", {**NARROW, "top_k": 2, "start_width": 3, "branching": 3,
+         "node_score": "children", "leaf_candidates": 2}, (500, 70), heads=6, scan_bytes=8192),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
     Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
          "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
@@ -168,15 +174,17 @@ def test_step_in_half(case: Case, device: str) -> None:
     assert check_step(case, torch.float16, device) == 0
 
 
+@pytest.mark.parametrize("node_score", ["summary", "children"])
 @pytest.mark.parametrize(("scan_bytes", "long_start"), [(0, 1000), (0, 2), (2000, 1000)])
 def test_step_with_levels_gathered_and_scored_whole(
-    scan_bytes: int, long_start: int, device: str, monkeypatch: pytest.MonkeyPatch
+    scan_bytes: int, long_start: int, node_score: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from pyramidbench.kernels import decode_call
 
     monkeypatch.setattr(decode_call, "SCAN_BYTES", scan_bytes)
     monkeypatch.setattr(decode_call, "LONG_START", long_start)
-    assert check_step(Case("", {**NARROW, "top_k": 2}, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
+    rules = {**NARROW, "top_k": 2, "node_score": node_score}
+    assert check_step(Case("", rules, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
 
 
 def test_a_finished_pyramid_grows_on_as_any_other(device: str) -> None:
