@@ -171,8 +171,9 @@ def decode_gap(sizes: CacheSizes, rules: WalkRules, dtype: str) -> str | None:
     held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * (4 if dtype == "float32" else 2)
     if held > MOST_BLOCK_BYTES:
         return f"the Triton decode holds blocks of {MOST_BLOCK_BYTES >> 10} KiB of keys, not {held >> 10}; lower block_size"
-    if rules.leaf_score == "sub":
-        return "the Triton decode scores leaves by 'exact' or 'summary', not by 'sub'"
+    held = triton.next_power_of_2(max(1, sizes.parts)) * sizes.head_dim * (4 if dtype == "float32" else 2)
+    if held > MOST_BLOCK_BYTES:
+        return f"the Triton decode holds {MOST_BLOCK_BYTES >> 10} KiB of a block's means, not {held >> 10}; lower sub_blocks"
     if most_candidates(sizes, rules) > WIDEST_LEVEL:
         return (
             f"the Triton decode holds up to {WIDEST_LEVEL} candidates of a level, not {most_candidates(sizes, rules)}; "

@@ -34,8 +34,9 @@ def made(
     sizes = CacheSizes.of(batch, 2, (HEAD_DIM, HEAD_DIM_V), max_len, BLOCK, rules, pages)
     layout = CacheLayout(torch.device("cpu"), pages is not None, pages)
     cache = BlockDecoder(sizes, rules, HEAD_DIM**-0.5, dtype, layout, "reference")
-    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats):
-        tensor.fill_(torch.nan)
+    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats, cache.store.parts):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     return cache
 
 

@@ -176,7 +176,9 @@ def pool(name: str, *, size: int, parts: int, out: str) -> Case:
     from pyramidbench.kernels import pooled_queries
 
     most = pooled_queries.POOL_BYTES // 256
-    rows = min(most // 8, size // parts)
+    rows = min(most // 8, size)
+    if parts > 1:
+        rows, most = 1, most // pooled_queries.KEY_RUNS
     constants: dict[str, object] = {"BLOCK_SIZE": size, "PARTS": parts, "RUNS": most // rows, "ROWS": rows}
     constants |= {"HEAD_DIM": 128, "BLOCK_D": 128}
     pointers = {"x_ptr": "*bf16", "out_ptr": out}
@@ -294,6 +296,9 @@ def decode(
     slots: int = 512,
     paged: bool = False,
     scanned: bool = False,
+    children: bool = False,
+    bounds: bool = True,
+    parts: int = 0,
 ) -> Case:
     """A kernel of the decoding step, by the name's second word; a cache of up to 1M tokens of 8 key/value heads."""
     from pyramidbench.kernels import (
@@ -311,8 +316,10 @@ def decode(
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
     rows = {"GROUP": group, "ROWS": 16, "BLOCK_N": block, "IS_PAGED": paged}
-    nodes = {"GROUP": group, "HEADS": group, "BRANCHING": 2, "HAS_BOUNDS": True}
-    written = {"HAS_BOUNDS": True, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
+    nodes = {"GROUP": group, "HEADS": 16 if children else group, "BRANCHING": 2, "HAS_BOUNDS": bounds, "CHILDREN": children}
+    written = {"HAS_BOUNDS": bounds, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
+    written |= {"PARTS": parts} | ({} if parts else {"parts_ptr": None})
+    padded, run = decode_leaf.part_rows(max(1, parts))
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
         "append": (
             lambda: decode_append._append,
@@ -338,6 +345,12 @@ def decode(
             decode_walk.walk_warps(slots, gathers=not scanned),
         ),
         "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
+        "parts": (
+            lambda: decode_leaf._leaf_parts,
+            {**shape, **pages, "GROUP": group, "ROWS": 16, "IS_PAGED": paged, "BUDGETED": False, "PARTS": parts,
+             "PADDED": padded, "RUN": run},
+            launch.num_warps,
+        ),
         "attend": (
             lambda: decode_attend._attend,
             {**shape, **values, **rows, **pages, "HEADS": group, "SLOTS": 128, "FORCED_SLOTS": 4, "REDUCE": "sum_prob",
@@ -349,7 +362,7 @@ def decode(
         ),
     }  # fmt: skip
     kernel, constants, warps = kernels[step]
-    names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "out_ptr")
+    names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "parts_ptr", "out_ptr")
     pointers = (
         dict.fromkeys(names, f"*{dtype}") if step != "walk" else dict.fromkeys(("q_ptr", "nodes_ptr"), f"*{dtype}")
     )
@@ -434,6 +447,16 @@ CASES = {
     "decode-attend-group-16": partial(decode, group=16),
     "decode-walk-flat-1M": partial(decode, slots=16384),
     "decode-walk-scanned": partial(decode, scanned=True),
+    "decode-walk-paper": partial(decode, slots=128, children=True, bounds=False),
+    "decode-scan-paper": partial(decode, children=True, bounds=False),
+    "decode-walk-children-group-16": partial(decode, children=True, group=16),
+    "decode-walk-children-fp32-head-dim-256": partial(decode, children=True, dim=256, dtype="fp32"),
+    "decode-scan-children-fp32-head-dim-256": partial(decode, children=True, dim=256, dtype="fp32"),
+    "decode-append-parts": partial(decode, parts=4),
+    "decode-blocks-parts-paged": partial(decode, parts=4, paged=True),
+    "decode-parts": partial(decode, parts=4),
+    "decode-parts-of-128-paged": partial(decode, parts=128, block=128, paged=True),
+    "decode-parts-fp32-head-dim-256": partial(decode, parts=4, dim=256, dtype="fp32"),
     "decode-walk-scanned-1024": partial(decode, slots=1024, scanned=True),
     "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},

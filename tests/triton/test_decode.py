@@ -59,6 +59,11 @@ SMALL = [
     Case("paper-scored-whole-set-per-query-head", {**PAPER, "top_k": 2, "head_reduce": "none"}, (330, 64), scan_bytes=32768),
     Case("children-with-bounds-branching-3-filtered", {**NARROW, "top_k": 2, "start_width": 3, "branching": 3,
          "node_score": "children", "leaf_candidates": 2}, (500, 70), heads=6, scan_bytes=8192),
+    Case("sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (200, 64, 7), queries=3, paged=True),
+    Case("sub-of-ragged-parts-lse", {**NARROW, "top_k": 2, "leaf_score": "sub", "sub_blocks": 5, "head_reduce": "lse"}, (250, 90),
+         block_size=12, head_dim=24),
+    Case("flat-sub-all-candidates", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "sub", "leaf_candidates": None,
+         "sub_blocks": 3, "head_reduce": "none", "forced_in_budget": True}, (300, 41), queries=5),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
     Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
          "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
@@ -99,8 +104,9 @@ def empty(case: Case, dtype: torch.dtype, device: str) -> CacheStore:
     dims = (case.head_dim, case.head_dim_v)
     sizes = CacheSizes.of(batch, case.kv_heads, dims, max_len, case.block_size, rules, pages)
     store = CacheStore.empty(sizes, dtype, torch.device(device))
-    for tensor in (store.k, store.v, store.nodes, store.stats):
-        tensor.fill_(torch.nan)
+    for tensor in (store.k, store.v, store.nodes, store.stats, store.parts):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     if store.pages is not None:
         store.pages.copy_(torch.randperm(batch * blocks).view(batch, -1))
     return store
@@ -127,6 +133,7 @@ def check_step(case: Case, dtype: torch.dtype, device: str) -> float:
 def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, ...], cut: int | None = None) -> None:
     """A cache that grew by `parts` tokens at a time, and was cut, against the kernels that build a pyramid: bit for bit."""
     from pyramidbench.kernels.decode_append import append, finish_ends
+    from pyramidbench.kernels.pooled_queries import sub_block_means
     from pyramidbench.kernels.pyramid_build import build
 
     _, k, v = drawn(case, dtype, device)
@@ -150,6 +157,11 @@ def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, 
         assert torch.equal(held, built.at(level)[:, :, :full]), f"level {level}, complete nodes"
         for tensor in (store.nodes, store.stats):
             tensor[:, :, first + full : first + sizes.nodes_at(level, sizes.max_len)] = torch.nan
+    if store.parts is not None:
+        means = sub_block_means(k[:, :, :length], block_size=case.block_size, parts=sizes.parts)
+        full = sizes.full_parts(length)
+        has_key = torch.arange(full, device=device) % sizes.parts * sizes.part_size < case.block_size
+        assert torch.equal(store.parts.flatten(2, 3)[:, :, :full][:, :, has_key], means[:, :, :full][:, :, has_key])
     finish_ends(store)
     assert store.lengths.unique().tolist() == [length]
     for level in range(sizes.levels):
@@ -226,6 +238,8 @@ FULL = {**BASE, "top_k": 2, "levels": "full"}
         pytest.param(FULL, (1,) * 18, None, id="token-by-token"),
         pytest.param(FULL, (61, 1, 1, 1, 1), None, id="a-token-that-ends-a-block-and-its-ancestors"),
         pytest.param(FULL, (100, 1, 28, 1, 16, 3), 96, id="prompts-chunks-and-a-cut"),
+        pytest.param({**FULL, "leaf_score": "sub"}, (61, 1, 1, 1, 7, 14), 80, id="parts"),
+        pytest.param({**FULL, "leaf_score": "sub", "sub_blocks": 5}, (50, 16, 1), 67, id="parts-without-keys"),
         pytest.param({**FULL, "branching": 3, "bound_weight": 0.0}, (50, 14, 16), 65, id="branching-3-means"),
     ],
 )
