@@ -5,18 +5,23 @@ a block of the pyramid. Summaries lie as in `kernels.pyramid`, level by level, b
 so never move. Beside them stand each node's statistics (mean or sum, maximum, minimum) in fp32, because a rounded summary
 cannot be added to: with them an open node is composed of its children as a build composes it, to the bit, and cutting
 tokens off needs no walk through the keys. They cost at most 24·D bytes a block, beside the 4·C·D of keys and values in
-16 bits: 9 % at C 64. For rules that score a block by its parts, the means of the parts lie there too: 2·D bytes each in 16 bits.
+16 bits: 9 % at C 64. For rules that score a block by its parts, the means of these lie there too: 2·D bytes each in 16 bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pyramidbench.kernels.pyramid import walked_levels
+from pyramidbench.kernels.pages import Copies
+from pyramidbench.kernels.pyramid import walked_levels, whole_parts
 from pyramidbench.kernels.walk_rules import WalkRules
+
+MOVED_BYTES = 64 << 20
+"""What `reorder` holds of the moved sequences at a time."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,8 @@ class CacheSizes:
         return -(-self.block_size // self.parts)
 
     def full_parts(self, tokens: int) -> int:
-        """Parts whose tokens are all there, of a sequence of so many tokens; parts without a token count with the one before."""
-        return tokens // self.block_size * self.parts + tokens % self.block_size // self.part_size
+        """Parts whose tokens are all there, in a sequence of so many."""
+        return whole_parts(tokens, self.block_size, self.parts)
 
     def nodes_at(self, level: int, tokens: int) -> int:
         """Nodes of a level over so many tokens."""
@@ -188,6 +193,34 @@ class CacheStore:
         token = torch.arange(first, first + rows.shape[1], device=x.device)
         page = self.pages[sequence, token // self.sizes.block_size].long()
         x[page, :, token % self.sizes.block_size] = rows.transpose(0, 1)
+
+    def copy_pages(self, copies: Copies) -> None:
+        """Copy whole pages of keys and values."""
+        if copies.source:
+            source, target = (torch.tensor(pages, device=self.k.device) for pages in (copies.source, copies.target))
+            for x in (self.k, self.v):
+                x[target] = x[source]
+
+    def reorder(self, sources: Sequence[int], lengths: Sequence[int]) -> None:
+        """Make sequence b what sources[b] is, of lengths[sources[b]] tokens: all that is not in pages, in place, run by run."""
+        moved = [sequence for sequence, source in enumerate(sources) if source != sequence]
+        if not moved:
+            return
+        from_where = [sources[sequence] for sequence in moved]
+        longest = max(lengths[source] for source in from_where)
+        target, source = (torch.tensor(rows, device=self.k.device) for rows in (moved, from_where))
+        spans = [(x, 0, longest) for x in (self.k, self.v) if self.pages is None]
+        for level, first in zip(range(self.sizes.levels), self.sizes.offsets, strict=False):
+            end = first + self.sizes.nodes_at(level, longest)
+            spans += [(self.nodes, first, end), (self.stats, first, end)]
+        if self.parts is not None:
+            spans.append((self.parts, 0, self.sizes.nodes_at(0, longest)))
+        for x, first, end in spans:
+            step = max(1, MOVED_BYTES // (len(moved) * x[0, :, :1].nbytes))
+            for begin in range(first, end, step):
+                place = slice(begin, min(begin + step, end))
+                x[target, :, place] = x[source, :, place]
+        self.lengths[target] = self.lengths[source]
 
     def top_level(self, rules: WalkRules, tokens: Tensor) -> Tensor:
         """The level at which a walk over so many tokens starts: int64, in the shape of `tokens`."""

@@ -187,7 +187,7 @@ class _Walk:
         return torch.where(masses.isnan(), -math.inf, masses)
 
     def _parts(self, blocks: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Means of the parts of blocks [B, sets, M, A], the logarithm of their keys and the last key of each: [..., A, parts]."""
+        """Means of the parts of blocks [B, sets, M, A], the logarithm of their keys and their last keys: [..., A, parts]."""
         sizes, tokens = self.store.sizes, self.store.lengths[:, :1, None, None, None].long()
         edges = (torch.arange(sizes.parts + 1, device=first.device) * sizes.part_size).clamp(max=sizes.block_size)
         begin, end = first + edges[:-1], first + edges[1:]

@@ -7,8 +7,8 @@ which no token can change any more, with the last child's, which are at hand. Th
 at once, so the path costs one latency and not one a level. The block is summed key by key and children in ascending order,
 as `kernels.pyramid_build` does, so that a cache holds what that builds, bit for bit. With FINISH the same path is taken
 from the last block to the root, whether complete or not, for whoever reads the pyramid. For rules that score blocks by their
-parts, the mean of each part that the tokens complete is made from its keys: at one token a step, 1 step in 16 reads 16. Where the cache is full nothing is
-written, the length stays and a flag is set.
+parts, the mean of each part that the tokens complete is made from its keys. Where the cache is full nothing is written, the
+length stays and a flag is set.
 More tokens than a block holds go through `kernels.decode_prompt`.
 Cost: mostly the tokens. One step of C reads a block's keys and (branching - 1)·levels statistics of 12·D bytes, 60 KB a head
 at D 128 and 256k keys. Bound by latency: launch, length beside tokens; where a block ends, its keys and statistics.
@@ -166,8 +166,8 @@ def _launch_append(
     sizes = store.sizes
     _append[(sizes.batch * sizes.kv_heads,)](
         k, v, store.k, store.v, store.nodes, store.stats, store.parts, store.lengths, store.full, store.pages, counts,
-        k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2], sizes.kv_heads,
-        sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store), BRANCHING=sizes.branching,
-        LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None, COPY=COPY_ROWS,
-        FINISH=finish, num_warps=APPEND_WARPS,
+        k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2],
+        sizes.kv_heads, sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store),
+        BRANCHING=sizes.branching, LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None,
+        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS,
     )  # fmt: skip

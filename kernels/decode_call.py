@@ -62,12 +62,15 @@ class DecodeCall:
         """Whether nodes above the blocks are scored by the summaries of their children."""
         return self.rules.node_score == "children" and self.store.sizes.levels > 1
 
+    @property
+    def node_bytes(self) -> int:
+        return self.store.nodes.shape[-1] * self.store.nodes.element_size()
+
     @cached_property
     def scan_level(self) -> int:
         """The lowest of the levels that are scored whole by a launch of their own; the number of levels where there is none."""
         sizes, rules = self.store.sizes, self.rules
-        read = self.store.nodes.shape[-1] * self.store.nodes.element_size() * (rules.branching if self.by_children else 1)
-        room = SCAN_BYTES // (self.items * read)
+        room = SCAN_BYTES // (self.items * self.node_bytes * (rules.branching if self.by_children else 1))
         level = sizes.levels
         while level > 0 and sizes.offsets[-1] - sizes.offsets[level - 1] <= room:
             level -= 1

@@ -1,8 +1,8 @@
 """Log-masses of the leaf candidates of one decoding step, by keys or by parts; `kernels.decode` is the torch twin.
 
-For a head's query and a block's keys x at or before it: S = logsumexp over x of s·q·x; with leaf score "sub" over the means x of
-the block's parts, of c keys each, of s·q·x + log c. The forced blocks are scored too where the normaliser of "sum_prob" needs
-them. Where nothing would be dropped nothing is scored.
+For a head's query and a block's keys x at or before it: S = logsumexp over x of s·q·x; with leaf score "sub", over the means x
+of the block's parts, of c keys each, of s·q·x + log c. The forced blocks are scored too where the normaliser of "sum_prob"
+needs them. Where nothing would be dropped nothing is scored.
 Tiling: `_leaf`: one program = one block of one query's candidates and forced blocks, the heads of its group as rows of one
 product: [16, D] × [D, C]. Blocks are many (792 at batch 1, 8 key/value heads, K 32, P 3), so they fill the device.
 `_leaf_parts`: one program = RUN blocks, their parts side by side: [16, D] × [D, RUN·parts]. The cache keeps the means of whole

@@ -1,9 +1,9 @@
 """Appending a prompt to a cache on the GPU: a launch for its blocks, and one a level. `kernels.cache_append` is the torch twin.
 
 `_append_blocks`: one program = one block of one sequence and key/value head: it writes the block's new tokens and sums all its
-keys, key by key, and those of its whole parts where they are kept. `_compose_level`: one program = ROWS neighbouring nodes of a level, from their children's statistics in
-ascending order. Only blocks and nodes that hold a new token are touched; the open one at the end of each level is made too,
-though nobody reads it. Both orders are those of `kernels.pyramid_build`.
+keys, key by key, and where means of parts are kept those of each whole part. `_compose_level`: one program = ROWS neighbouring
+nodes of a level, from their children's statistics in ascending order. Only blocks and nodes that hold a new token are touched;
+the open one at the end of each level is made too, though nobody reads it. Both orders are those of `kernels.pyramid_build`.
 Cost: reads and writes the new tokens, reads their keys twice; bound by memory.
 """
 

@@ -1,4 +1,4 @@
-"""Scores of nodes for one new query, inside kernels: by their summaries, or by those of their children. `kernels.decode` is the twin.
+"""Scores of nodes for one new query, inside kernels: by their summaries, or by their children's. `kernels.decode` is the twin.
 
 By summary, the heads' scores add up to one dot product of a node's [u, w] with [Σ q⁺, Σ q⁻], taken in fp32: no matrix product.
 By children (preset `paper`) there is a logsumexp between the product and the sum over heads, so each head is a row of a
@@ -15,6 +15,9 @@ import triton.language as tl
 
 from pyramidbench.kernels.route_nodes import load_nodes, log_keys, summary_logits
 
+CHILD_BYTES = 16 << 10
+"""Summaries that a product by children holds; with 128 KB (64 nodes of fp32 and D 256) ptxas spills 7.7 KB a thread."""
+
 
 @triton.jit
 def scoring_query(
@@ -27,15 +30,14 @@ def scoring_query(
     mask = (head < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
     # of shape [HEADS, BLOCK_D]
     q = tl.load(q_base + head[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0)
-    if CHILDREN:
-        if HAS_BOUNDS:
-            return tl.where(q > 0, q, 0.0).to(q.dtype), tl.where(q < 0, q, 0.0).to(q.dtype)
-        return q, q
-    scaled = q.to(tl.float32) * scale
+    if not CHILDREN:
+        q = q.to(tl.float32) * scale
+    high, low = q, q
     if HAS_BOUNDS:
-        return tl.sum(tl.maximum(scaled, 0.0), 0), tl.sum(tl.minimum(scaled, 0.0), 0)
-    total = tl.sum(scaled, 0)
-    return total, total
+        high, low = tl.where(q > 0, q, 0.0).to(q.dtype), tl.where(q < 0, q, 0.0).to(q.dtype)
+    if not CHILDREN:
+        high, low = tl.sum(high, 0), tl.sum(low, 0)
+    return high, low
 
 
 @triton.jit
@@ -46,10 +48,23 @@ def node_scores(
 ):  # fmt: skip
     """Scores [n], heads added, of nodes that hold `span` blocks each, on levels that begin at `offset` of a head's buffer."""
     if CHILDREN:
-        return _by_children(
+        score = _by_children(
             head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM,
             BRANCHING, HAS_BOUNDS,
         )  # fmt: skip
+    else:
+        score = _by_summary(
+            head_ptr, offset, node, span, real, length, high, low, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, HAS_BOUNDS
+        )
+    return score
+
+
+@triton.jit
+def _by_summary(
+    head_ptr, offset, node, span, real, length, high, low, offs_d,
+    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr,
+):  # fmt: skip
+    """s·(Σ q⁺·u + Σ q⁻·w) + g·log c: [n]."""
     WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
     # of shape [n, BLOCK_D]
     at = head_ptr + (offset + node).to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
@@ -89,3 +104,8 @@ def _by_children(
     by_head = tl.where(mass > 0, top + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
     is_head = (tl.arange(0, high.shape[0]) < GROUP)[:, None]
     return tl.sum(tl.where(is_head, by_head, 0.0), 0) + GROUP * log_keys(child, below, length, BLOCK_SIZE)
+
+
+def nodes_at_once(most: int, row_bytes: int, *, children: bool) -> int:
+    """Nodes that are scored at a time, of `row_bytes` of summary each."""
+    return max(16, min(most, CHILD_BYTES // row_bytes)) if children else most

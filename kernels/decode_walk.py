@@ -6,8 +6,9 @@ bound follow from the cache's capacity, and what a sequence lacks is masked. `ke
 multiprocessors read them together and at once; which levels, `kernels.decode_call` says.
 `_walk`: one program = one query of one set; it ranks level by level, its list and scores in a slice of scratch, and reads the
 nodes of the lower levels that its list leads to.
-Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: each ranked level is a dependent round of list, nodes,
-scores and threshold, and one multiprocessor reads a level's g·β·K nodes (128 KB at D 128, K 32, β 4) by itself.
+Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: each ranked level
+is a dependent round of list, nodes, scores and threshold, and one multiprocessor reads a level's g·β·K nodes (128 KB at D 128,
+K 32, β 4) by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
 from pyramidbench.kernels.decode_place import new_query
-from pyramidbench.kernels.decode_scores import node_scores, scoring_query
+from pyramidbench.kernels.decode_scores import node_scores, nodes_at_once, scoring_query
 from pyramidbench.kernels.route_candidates import candidates
 from pyramidbench.kernels.top_k import best
 
@@ -85,9 +86,7 @@ def _scan(
     if tl.max(real.to(tl.int32), 0) > 0:
         offs_d = tl.arange(0, BLOCK_D)
         q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-        high, low = scoring_query(
-            q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
-        )
+        high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
         head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
         score = node_scores(
             head_ptr, scan_base + scanned - node, node, span, real, blocks, length, high, low, scale, offs_d, GROUP,
@@ -129,9 +128,7 @@ def _walk(
     offs_d, slot = tl.arange(0, BLOCK_D), tl.arange(0, SLOTS)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
     if GATHERS:
-        high, low = scoring_query(
-            q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
-        )
+        high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
     _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
     top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     list_ptr += item * (inner_width + 2)
@@ -217,14 +214,16 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     scan = (call.scan_level, sizes.offsets[call.scan_level], sizes.offsets[-1] - sizes.offsets[call.scan_level])
     if call.scan_level < sizes.levels:
         scanned = call.scratch(scan[2])
-        _scan[(call.items * triton.cdiv(scan[2], SCAN_CHUNK),)](
+        chunk = nodes_at_once(SCAN_CHUNK, call.node_bytes, children=call.by_children)
+        _scan[(call.items * triton.cdiv(scan[2], chunk),)](
             *tensors, scanned, call.q.stride()[:3], call.scale, *call.counts, *edge, *forced, *scan[1:],
-            CHUNK=SCAN_CHUNK, num_warps=4, **shape,
+            CHUNK=chunk, num_warps=4, **shape,
         )  # fmt: skip
     is_last, gathers = rules.leaf_score == "summary", call.scan_level > 0
+    chunk = nodes_at_once(WALK_CHUNK, call.node_bytes, children=call.by_children)
     _walk[(call.items,)](
         *tensors, scanned, call.lists(rules.inner_width() + 2), call.scratch(call.slots), candidates, counts,
         call.q.stride()[:3], call.scale, *call.counts, *edge, rules.inner_width(), call.passed, *forced, *scan,
-        candidates.shape[1], SLOTS=call.slots, CHUNK=WALK_CHUNK, HAS_SCAN=scanned is not None, GATHERS=gathers,
+        candidates.shape[1], SLOTS=call.slots, CHUNK=chunk, HAS_SCAN=scanned is not None, GATHERS=gathers,
         BUDGETED=rules.forced_in_budget and is_last, num_warps=walk_warps(call.slots, gathers=gathers), **shape,
     )  # fmt: skip

@@ -22,7 +22,7 @@ POOL_WARPS = 4
 """Bytes that one program loads at a time, and its warps. Mean queries at 256k, 16 heads, H200: 0.26 ms, the copy rate."""
 
 KEY_RUNS = 4
-"""A program that adds row by row loads so many times less at once, since it holds a sum for each row. Predicted, not measured."""
+"""A program that adds row by row loads so many times less at once: it holds a sum for each. Predicted, not measured."""
 
 
 @triton.jit

@@ -140,12 +140,26 @@ class PyramidCache:
             return self._cache.summaries(sequence)
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
-        """Cut sequences off behind so many tokens, for all or for each: what a rejected draft or a pruned beam needs.
+        """Cut sequences off behind so many tokens, for all or for each: what a rejected draft needs.
 
         Raises:
-            UserError: more tokens than a sequence has.
+            UserError: more tokens than a sequence has, or no free page for an open block that sequences shared; the cache
+                stays as it was.
         """
         self._cache.truncate(lengths)
+
+    def reorder(self, indices: Sequence[int] | Tensor) -> None:
+        """Make sequence b what indices[b] was, for all b at once: what a beam search does after each step.
+
+        An index may come more than once (a beam that branches) or not at all (one that is dropped). Contiguous caches copy the
+        sequences that move. Paged ones share the pages of full blocks and copy the open one; summaries are copied in both. A
+        captured CUDA graph stays valid: call this between replays.
+
+        Raises:
+            UserError: indices that are none, or too few free pages; the cache stays as it was.
+        """
+        with torch.no_grad():
+            self._cache.reorder(indices)
 
     def reset(self) -> None:
         """Empty all sequences. Nothing is freed."""

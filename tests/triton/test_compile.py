@@ -160,10 +160,12 @@ def leaf_mass(
     return Case(name, lambda: route_mass._mass, pointers, constants, tile.num_warps, tile.num_stages)
 
 
-def build(name: str, *, rest: bool) -> Case:
+def build(name: str, *, rest: bool, branching: int = 2) -> Case:
     from pyramidbench.kernels import pyramid_build
 
-    shared = {"BLOCK_SIZE": 64, "HEAD_DIM": 128, "BRANCHING": 2, "BASE": 4, "SPAN": 16, "HAS_BOUNDS": True}
+    base = pyramid_build.base_levels(branching)
+    shared = {"BLOCK_SIZE": 64, "HEAD_DIM": 128, "BRANCHING": branching, "BASE": base, "SPAN": branching**base}
+    shared |= {"HAS_BOUNDS": True}
     pointers = {"k_ptr": "*bf16", "nodes_ptr": "*bf16", "stats_ptr": "*fp32", "weight": "fp32"}
     if rest:
         return Case(name, lambda: pyramid_build._build_rest, pointers, {**shared, "BLOCK_D": 32, "ROWS": 32}, 4, 1)
@@ -310,14 +312,28 @@ def decode(
         decode_walk,
     )
     from pyramidbench.kernels.decode_call import launch_shape
+    from pyramidbench.kernels.decode_scores import nodes_at_once
 
     step, launch = name.split("-")[1], launch_shape(block * dim * (4 if dtype == "fp32" else 2))
     pages: dict[str, object] = {} if paged else {"pages_ptr": None}
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
     rows = {"GROUP": group, "ROWS": 16, "BLOCK_N": block, "IS_PAGED": paged}
-    nodes = {"GROUP": group, "HEADS": 16 if children else group, "BRANCHING": 2, "HAS_BOUNDS": bounds, "CHILDREN": children}
-    written = {"HAS_BOUNDS": bounds, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
+    nodes = {
+        "GROUP": group,
+        "HEADS": 16 if children else group,
+        "BRANCHING": 2,
+        "HAS_BOUNDS": bounds,
+        "CHILDREN": children,
+    }
+    written = {
+        "HAS_BOUNDS": bounds,
+        "IS_PAGED": paged,
+        "ROWS": decode_tokens.LOAD_ROWS,
+        "COPY": decode_tokens.COPY_ROWS,
+    }
+    row = dim * (4 if dtype == "fp32" else 2) * (2 if bounds else 1)
+    chunks = [nodes_at_once(most, row, children=children) for most in (decode_walk.SCAN_CHUNK, decode_walk.WALK_CHUNK)]
     written |= {"PARTS": parts} | ({} if parts else {"parts_ptr": None})
     padded, run = decode_leaf.part_rows(max(1, parts))
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
@@ -337,10 +353,10 @@ def decode(
             {**shape, "BRANCHING": 2, "ROWS": decode_prompt.NODE_ROWS, "HAS_BOUNDS": True},
             decode_tokens.APPEND_WARPS,
         ),
-        "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": decode_walk.SCAN_CHUNK}, 4),
+        "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": chunks[0]}, 4),
         "walk": (
             lambda: decode_walk._walk,
-            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512 or scanned,
+            {**shape, **nodes, "SLOTS": slots, "CHUNK": chunks[1], "HAS_SCAN": slots > 512 or scanned,
              "GATHERS": not scanned, "BUDGETED": False},
             decode_walk.walk_warps(slots, gathers=not scanned),
         ),
@@ -412,6 +428,7 @@ CASES = {
     "leaf-mass-head-dim-256": partial(leaf_mass, dim=256),
     "leaf-mass-fp32": partial(leaf_mass, dtype="fp32"),
     "build-base": partial(build, rest=False),
+    "build-base-branching-4": partial(build, rest=False, branching=4),
     "build-rest": partial(build, rest=True),
     "mass-tile-128": partial(mass, dim=128, query_tile=128, block=64),
     "mass-token-level": partial(mass, dim=128, query_tile=1, block=64),

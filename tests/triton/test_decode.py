@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyramidbench.decoder import CacheLayout
 from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.cache_append import append_reference
 from pyramidbench.kernels.decode import attend_reference, choose_reference
+from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.kernels.walk_rules import WalkRules
 
 BASE = {"sink_blocks": 1, "local_blocks": 2}
@@ -60,8 +62,8 @@ SMALL = [
     Case("children-with-bounds-branching-3-filtered", {**NARROW, "top_k": 2, "start_width": 3, "branching": 3,
          "node_score": "children", "leaf_candidates": 2}, (500, 70), heads=6, scan_bytes=8192),
     Case("sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (200, 64, 7), queries=3, paged=True),
-    Case("sub-of-ragged-parts-lse", {**NARROW, "top_k": 2, "leaf_score": "sub", "sub_blocks": 5, "head_reduce": "lse"}, (250, 90),
-         block_size=12, head_dim=24),
+    Case("sub-of-ragged-parts-lse", {**NARROW, "top_k": 2, "leaf_score": "sub", "sub_blocks": 5, "head_reduce": "lse"},
+         (250, 90), block_size=12, head_dim=24),
     Case("flat-sub-all-candidates", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "sub", "leaf_candidates": None,
          "sub_blocks": 3, "head_reduce": "none", "forced_in_budget": True}, (300, 41), queries=5),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
@@ -78,6 +80,13 @@ LARGE = [
          block_size=32),
     Case("quest", {**WIDE, "top_k": 32, "levels": 1, "bound_weight": 1.0, "leaf_candidates": None, "leaf_score": "summary",
          "head_reduce": "none"}, (262_144, 5), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
+    Case("paper", {**PAPER, "top_k": 32}, (262_144, 63), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
+    Case("children-with-bounds", {**WIDE, "top_k": 16, "node_score": "children", "start_width": 512}, (100_000, 4097),
+         queries=3, heads=16, kv_heads=2, head_dim=128, head_dim_v=128, block_size=64, paged=True),
+    Case("sub", {**WIDE, "top_k": 32, "leaf_score": "sub"}, (131_071, 70_001, 5), queries=2, heads=16, kv_heads=4, head_dim=128,
+         head_dim_v=128, block_size=64, paged=True),
+    Case("flat-sub", {**WIDE, "levels": 1, "leaf_score": "sub", "leaf_candidates": None, "head_reduce": "lse"}, (50_000,),
+         heads=8, kv_heads=2, head_dim=64, head_dim_v=64, block_size=32),
     Case("head-dim-256", {**WIDE, "beam": 2}, (50_000, 9), queries=16, heads=4, kv_heads=1, head_dim=256, head_dim_v=256,
          block_size=64),
 ]  # fmt: skip
@@ -240,6 +249,8 @@ FULL = {**BASE, "top_k": 2, "levels": "full"}
         pytest.param(FULL, (100, 1, 28, 1, 16, 3), 96, id="prompts-chunks-and-a-cut"),
         pytest.param({**FULL, "leaf_score": "sub"}, (61, 1, 1, 1, 7, 14), 80, id="parts"),
         pytest.param({**FULL, "leaf_score": "sub", "sub_blocks": 5}, (50, 16, 1), 67, id="parts-without-keys"),
+        pytest.param({**FULL, "branching": 4}, (70, 1, 9, 1, 47, 130), 250, id="branching-4"),
+        pytest.param({**FULL, "branching": 8}, (128, 16, 1, 111), None, id="branching-8"),
         pytest.param({**FULL, "branching": 3, "bound_weight": 0.0}, (50, 14, 16), 65, id="branching-3-means"),
     ],
 )
@@ -262,6 +273,32 @@ def test_a_full_cache_stays_as_it_is(device: str) -> None:
     assert all(torch.equal(x.nan_to_num(7), y.nan_to_num(7)) for x, y in zip(before, after))
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_beams_go_on_as_caches_of_their_own(paged: bool, device: str) -> None:
+    """A beam that branches, one that is dropped: what comes after is what a cache makes that held these tokens all along."""
+    case = Case("", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (70, 45, 12), queries=2, paged=paged)
+    q, k, v = drawn(case, torch.float32, device)
+    beams, other = (decoder(case, torch.float32, device) for _ in range(2))
+    beams.append(k, v, counts=case.lengths)
+    order = [1, 0, 1]
+    beams.reorder(order)
+    lengths = [case.lengths[source] for source in order]
+    other.append(k[order], v[order], counts=lengths)
+    for cache in (beams, other):
+        cache.append(-k[:, :, :4], v[:, :, 4:8])
+    assert beams.lengths.tolist() == [length + 4 for length in lengths]
+    assert torch.equal(beams.lists(q), other.lists(q))
+    assert torch.equal(beams.attend(q), other.attend(q))
+    for sequence in range(3):
+        assert all(torch.equal(x, y) for x, y in zip(beams.summaries(sequence), other.summaries(sequence), strict=True))
+
+
+def decoder(case: Case, dtype: torch.dtype, device: str) -> BlockDecoder:
+    """A cache whose steps the kernels make."""
+    sizes, layout = empty(case, dtype, device).sizes, CacheLayout(torch.device(device), case.paged)
+    return BlockDecoder(sizes, WalkRules(**case.rules), case.head_dim**-0.5, dtype, layout, "triton")
+
+
 @pytest.mark.gpu
 @named(LARGE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -272,9 +309,54 @@ def test_step_large(case: Case, dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_append_large(dtype: torch.dtype, device: str) -> None:
-    case = Case("", WIDE, (70_000,), head_dim=128, head_dim_v=128, block_size=64)
+@pytest.mark.parametrize(
+    "rules", [{}, {"leaf_score": "sub"}, {"branching": 4}], ids=["default", "parts", "branching-4"]
+)
+def test_append_large(rules: dict[str, Any], dtype: torch.dtype, device: str) -> None:
+    case = Case("", {**WIDE, **rules}, (70_000,), head_dim=128, head_dim_v=128, block_size=64)
     check_append(case, dtype, device, (65_000, 1, 1, 64, 1, 63, 1, 4869), 65_063)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_beams_between_replays(paged: bool, device: str) -> None:
+    """A captured step is replayed after beams were reordered and cut, as an eager cache does it; neither can be captured."""
+    import pyramidbench as pb
+
+    sizes: dict[str, Any] = {"device": device, "top_k": 4, "start_width": 4, "preset": "paper", "paged": paged}
+    torch.manual_seed(0)
+    k, v, q = (torch.randn(4, heads, 700, 64, device=device).bfloat16() for heads in (2, 2, 8))
+    replayed, eager = (pb.PyramidCache(4, 2, 64, 700, block_size=16, **sizes) for _ in range(2))
+    assert replayed.implementation == "triton"
+    for cache in (replayed, eager):
+        cache.append(k[:, :, :300], v[:, :, :300])
+    new = [x[:, :, :1].clone() for x in (k, v, q)]
+    replayed.append(new[0], new[1])
+    replayed.attend(new[2])
+    replayed.truncate(300)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed.append(new[0], new[1])
+        output = replayed.attend(new[2])
+        with pytest.raises(UserError, match="a CUDA graph leaves out"):
+            replayed.reorder([0, 0, 1, 2])
+    replayed.reserve(200)
+    for step, start in enumerate(range(300, 400)):
+        part = [x[:, :, start : start + 1] for x in (k, v, q)]
+        for buffer, value in zip(new, part):
+            buffer.copy_(value)
+        graph.replay()
+        eager.append(part[0], part[1])
+        assert torch.equal(output, eager.attend(part[2])), start
+        if step % 7 == 0:
+            order = torch.randint(4, (4,), generator=torch.Generator().manual_seed(step))
+            for cache in (replayed, eager):
+                cache.reorder(order)
+        if step % 30 == 29:
+            for cache in (replayed, eager):
+                cache.truncate(cache.lengths - 20)
+            replayed.reserve(100)
+    assert replayed.lengths.tolist() == eager.lengths.tolist()
 
 
 @pytest.mark.gpu
