@@ -129,6 +129,8 @@ class BlockDecoder:
         return tuple(nodes[:, first : first + sizes.nodes_at(level, length)].clone() for first, level in levels)
 
     def reserve(self, tokens: int) -> None:
+        if tokens < 0:
+            raise UserError(f"reserve {tokens} tokens: accepted: a whole number from 0 on")
         self._make_room([length + tokens for length in self._host_lengths()])
 
     def check(self) -> None:
@@ -199,9 +201,11 @@ class BlockDecoder:
 
     def _check_queries(self, q: Tensor) -> None:
         sizes, like = self.sizes, self.store.k
-        fits = q.dim() == 4 and q.shape[0] == sizes.batch and q.shape[1] % sizes.kv_heads == 0
-        if not fits or q.shape[3] != sizes.head_dim or not 1 <= q.shape[2] <= MOST_QUERIES or q.dtype != like.dtype:
+        fits = q.dim() == 4 and q.shape[0] == sizes.batch and q.shape[1] > 0 and q.shape[1] % sizes.kv_heads == 0
+        fits = fits and q.dtype == like.dtype and q.device.type == like.device.type
+        if not fits or q.shape[3] != sizes.head_dim or not 1 <= q.shape[2] <= MOST_QUERIES:
             raise UserError(
-                f"q is {tuple(q.shape)} {q.dtype}; accepted: [{sizes.batch}, a multiple of {sizes.kv_heads}, 1 to "
-                f"{MOST_QUERIES} queries, {sizes.head_dim}] {like.dtype}; append longer prompts and attend by parts"
+                f"q is {tuple(q.shape)} {q.dtype} on {q.device}; accepted: [{sizes.batch}, a multiple of {sizes.kv_heads}, 1 "
+                f"to {MOST_QUERIES} queries, {sizes.head_dim}] {like.dtype} on {like.device}; append longer prompts and "
+                "attend by parts"
             )

@@ -53,10 +53,15 @@ class PyramidCache:
         implementation: Literal["auto", "triton", "reference"] = "auto",
         **parameters: object,
     ) -> None:
-        sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "max_len": max_len, "pages": pages or 1}
+        sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "max_len": max_len}
+        sizes |= {"head_dim_v": head_dim if head_dim_v is None else head_dim_v, "pages": 1 if pages is None else pages}
         for name, size in sizes.items():
             if size < 1:
                 raise UserError(f"{name} = {size}: accepted: a whole number from 1 on")
+        if pages is not None and not paged:
+            raise UserError(
+                f"pages = {pages} without paged=True: a contiguous cache has none; leave it out, or set paged"
+            )
         if "query_tile" in parameters:
             raise UserError("query_tile: a new token always has a set of its own; leave it out")
         name = str(dtype).removeprefix("torch.")
@@ -73,7 +78,7 @@ class PyramidCache:
         method = create(f"pyramid:{preset}", given)
         problem = Problem(
             batch=batch, heads=kv_heads, kv_heads=kv_heads, seq_len_q=1, seq_len_kv=max_len, head_dim=head_dim,
-            head_dim_v=head_dim_v or head_dim, dtype=name, causal=True, scale=head_dim**-0.5 if scale is None else scale,
+            head_dim_v=sizes["head_dim_v"], dtype=name, causal=True, scale=head_dim**-0.5 if scale is None else scale,
             device=place.type, direction="decode",
         )  # fmt: skip
         cache = method.decoder(problem, CacheLayout(place, paged, pages))

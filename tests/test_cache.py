@@ -109,6 +109,9 @@ REFUSED = {
     "a-tile": (lambda: made(query_tile=4), "a new token always has a set of its own"),
     "triton-on-a-cpu": (lambda: made(implementation="triton"), "'auto', 'reference'"),
     "empty": (lambda: pb.PyramidCache(1, 1, 16, 0), "max_len = 0"),
+    "no-pages": (lambda: made(paged=True, pages=0), "pages = 0: accepted: a whole number from 1 on"),
+    "pages-of-no-use": (lambda: made(pages=9), "without paged=True"),
+    "no-values": (lambda: made(head_dim_v=0), "head_dim_v = 0"),
     "integers": (lambda: made(dtype=torch.int64), "accepted: float32"),
     "no-tokens": (lambda: made().truncate(1), r"truncate to 1: accepted: .* from 0 to \[0, 0\]"),
     "halves": (lambda: made().truncate([0.5, 0]), r"truncate to \[0.5, 0\]: accepted: .* a whole number"),  # type: ignore[list-item]
@@ -120,7 +123,11 @@ REFUSED = {
         lambda: made().append(torch.zeros(2, 2, 3, 16).double(), torch.zeros(2, 2, 2, 16).double()), "v is .*as many",
     ),
     "many-queries": (lambda: made().attend(torch.zeros(2, 4, 17, 16).double()), "1 to 16 queries"),
+    "no-query": (lambda: made().attend(torch.zeros(2, 4, 0, 16).double()), "1 to 16 queries"),
+    "no-head": (lambda: made().attend(torch.zeros(2, 0, 1, 16).double()), "a multiple of 2"),
+    "elsewhere": (lambda: made().attend(torch.zeros(2, 4, 1, 16, device="meta").double()), "on meta; accepted: .* on cpu"),
     "odd-heads": (lambda: made().attend(torch.zeros(2, 3, 1, 16).double()), "a multiple of 2"),
+    "reserve-less": (lambda: made().reserve(-1), "reserve -1 tokens: accepted"),
     "reserve": (lambda: made().reserve(301), "the cache is full"),
 }  # fmt: skip
 

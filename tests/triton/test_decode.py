@@ -42,6 +42,8 @@ class Case:
     scan_bytes: int | None = None
 
 
+EDGES = tuple((16 << level) + past for level in range(7) for past in (-1, 0, 1))
+TO_300 = tuple(length for length in range(1, 301) if length % 16 in (0, 1, 15))
 SMALL = [
     Case("default", {**NARROW, "top_k": 3}),
     Case("upper-levels-scored-whole-paged", {**NARROW, "top_k": 3}, (300, 17, 64), queries=2, paged=True, scan_bytes=16384),
@@ -66,6 +68,10 @@ SMALL = [
          (250, 90), block_size=12, head_dim=24),
     Case("flat-sub-all-candidates", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "sub", "leaf_candidates": None,
          "sub_blocks": 3, "head_reduce": "none", "forced_in_budget": True}, (300, 41), queries=5),
+    Case("sixteen-queries", {**NARROW, "top_k": 1, "leaf_candidates": 2}, (90, 20), queries=16, heads=2, kv_heads=1),
+    Case("every-level-gains-a-node", {**NARROW, "top_k": 1, "leaf_score": "summary"}, EDGES, heads=2, kv_heads=1),
+    Case("around-every-block-to-300", {**NARROW, "top_k": 1, "leaf_candidates": 2, "head_reduce": "lse"}, TO_300, heads=1,
+         kv_heads=1),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
     Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
          "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
@@ -87,6 +93,9 @@ LARGE = [
          head_dim_v=128, block_size=64, paged=True),
     Case("flat-sub", {**WIDE, "levels": 1, "leaf_score": "sub", "leaf_candidates": None, "head_reduce": "lse"}, (50_000,),
          heads=8, kv_heads=2, head_dim=64, head_dim_v=64, block_size=32),
+    Case("every-length-to-300", {**NARROW, "top_k": 2}, tuple(range(1, 301)), queries=2, block_size=16),
+    Case("every-length-to-300-paper", {**PAPER, "top_k": 2}, tuple(range(1, 301)), block_size=16, paged=True),
+    Case("every-length-to-300-sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, tuple(range(1, 301)), block_size=16),
     Case("head-dim-256", {**WIDE, "beam": 2}, (50_000, 9), queries=16, heads=4, kv_heads=1, head_dim=256, head_dim_v=256,
          block_size=64),
 ]  # fmt: skip
@@ -276,7 +285,7 @@ def test_a_full_cache_stays_as_it_is(device: str) -> None:
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_beams_go_on_as_caches_of_their_own(paged: bool, device: str) -> None:
     """A beam that branches, one that is dropped: what comes after is what a cache makes that held these tokens all along."""
-    case = Case("", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (70, 45, 12), queries=2, paged=paged)
+    case = Case("", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (70, 45, 12), heads=2, kv_heads=1, paged=paged)
     q, k, v = drawn(case, torch.float32, device)
     beams, other = (decoder(case, torch.float32, device) for _ in range(2))
     beams.append(k, v, counts=case.lengths)
