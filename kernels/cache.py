@@ -10,7 +10,7 @@ tokens off needs no walk through the keys. They cost at most 24·D bytes a block
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -83,6 +83,7 @@ class CacheStore:
     lengths: Tensor
     full: Tensor
     pages: Tensor | None
+    counters: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> CacheStore:
@@ -108,10 +109,20 @@ class CacheStore:
             pages,
         )
 
+    def arrivals(self, items: int) -> Tensor:
+        """A counter for each of so many queries' sets, int32, by which programs find out who is last; 0 between launches."""
+        if items in self.counters:
+            return self.counters[items]
+        fresh = torch.zeros(items, dtype=torch.int32, device=self.k.device)
+        # What a graph's capture makes is zero only once the graph has run, so that graph keeps it for itself.
+        if self.k.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.counters[items] = fresh
+        return fresh
+
     @property
     def bytes(self) -> int:
         """Bytes of all tensors."""
-        held = (self.k, self.v, self.nodes, self.stats, self.lengths, self.full)
+        held = (self.k, self.v, self.nodes, self.stats, self.lengths, self.full, *self.counters.values())
         return sum(tensor.nbytes for tensor in held) + (0 if self.pages is None else self.pages.nbytes)
 
     def blocks_of(self, x: Tensor, block: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.attention_portable import LOG2_E
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_leaf import block_tile, query_tile
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
@@ -72,15 +73,17 @@ def _attend(
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, IS_PAGED: tl.constexpr,
     SLOTS: tl.constexpr, FORCED_SLOTS: tl.constexpr, REDUCE: tl.constexpr, IS_EXACT: tl.constexpr, BUDGETED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     item, split = program // splits, (program % splits).to(tl.int32)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
-    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     slot, row, offs_n = tl.arange(0, SLOTS), tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     offs_d, offs_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    after_previous(OVERLAPS)
+    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
     candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < found, other=-1)
     position, _, sink_end, local_start, forced = new_query(
@@ -129,9 +132,10 @@ def _attend(
 @triton.jit
 def _combine(
     part_ptr, part_lse_ptr, out_ptr, splits,
-    GROUP: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
+    after_previous(OVERLAPS)
     item, head = program // GROUP, program % GROUP
     split, offs_dv = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
     part = (item * splits + split) * GROUP + head
@@ -165,12 +169,12 @@ def run_attend(
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,
         IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
         num_stages=call.launch.num_stages,
-        **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"},
+        **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"}, **call.overlap,
     )  # fmt: skip
     if splits > 1:
         _combine[(call.items * call.group,)](
             parts, part_lse, out, splits, GROUP=call.group, HEAD_DIM_V=sizes.head_dim_v, BLOCK_DV=call.shape["BLOCK_DV"],
-            SPLITS=triton.next_power_of_2(splits), num_warps=COMBINE_WARPS,
+            SPLITS=triton.next_power_of_2(splits), num_warps=COMBINE_WARPS, **call.overlap,
         )  # fmt: skip
     return out
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.top_k import log_sum_exp
 
@@ -39,12 +40,13 @@ def _leaf(
     q_ptr, k_ptr, lengths_ptr, pages_ptr, candidates_ptr, count_ptr, mass_ptr, q_strides, k_strides, scale, sets, kv_heads,
     queries, blocks, top_k, sink_blocks, local_blocks, candidate_width, width,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, IS_PAGED: tl.constexpr, BUDGETED: tl.constexpr,
+    BLOCK_D: tl.constexpr, IS_PAGED: tl.constexpr, BUDGETED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     item, slot = program // width, (program % width).to(tl.int32)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
+    after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
@@ -80,6 +82,6 @@ def run_leaf(call: DecodeCall, candidates: Tensor, counts: Tensor) -> Tensor:
         call.q, store.k, store.lengths, store.pages, candidates, counts, masses, call.q.stride()[:3], store.k.stride()[:3],
         call.scale, *call.counts, store.sizes.blocks, rules.top_k, rules.sink_blocks, rules.local_blocks,
         candidates.shape[1], width, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
-        **{name: call.shape[name] for name in names},
+        **{name: call.shape[name] for name in names}, **call.overlap,
     )  # fmt: skip
     return masses.view(call.items, width, call.group)

@@ -293,7 +293,7 @@ def decode(
     dtype: str = "bf16",
     slots: int = 512,
     paged: bool = False,
-    scanned: bool = False,
+    children: bool = False,
 ) -> Case:
     """A kernel of the decoding step, by the name's second word; a cache of up to 1M tokens of 8 key/value heads."""
     from pyramidbench.kernels import (
@@ -311,7 +311,10 @@ def decode(
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
     rows = {"GROUP": group, "ROWS": 16, "BLOCK_N": block, "IS_PAGED": paged}
-    nodes = {"GROUP": group, "HEADS": group, "BRANCHING": 2, "HAS_BOUNDS": True}
+    nodes = {"GROUP": group, "HEADS": max(16, group) if children else group, "BRANCHING": 2, "HAS_BOUNDS": True}
+    warps = decode_walk.walk_warps(slots)
+    chunk = decode_walk.node_chunk(2 * dim * (4 if dtype == "fp32" else 2), warps, by_children=children)
+    nodes |= {"CHILDREN": children, "BUDGETED": False, "CHUNK": chunk, "SLOTS": slots, "NARROW": min(512, slots)}
     written = {"HAS_BOUNDS": True, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
         "append": (
@@ -330,13 +333,8 @@ def decode(
             {**shape, "BRANCHING": 2, "ROWS": decode_prompt.NODE_ROWS, "HAS_BOUNDS": True},
             decode_tokens.APPEND_WARPS,
         ),
-        "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": decode_walk.SCAN_CHUNK}, 4),
-        "walk": (
-            lambda: decode_walk._walk,
-            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512 or scanned,
-             "GATHERS": not scanned, "BUDGETED": False},
-            decode_walk.walk_warps(slots, gathers=not scanned),
-        ),
+        "scan": (lambda: decode_walk._scan, {**shape, **nodes}, warps),
+        "gather": (lambda: decode_walk._gather, {**shape, **nodes}, warps),
         "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
         "attend": (
             lambda: decode_attend._attend,
@@ -350,9 +348,9 @@ def decode(
     }  # fmt: skip
     kernel, constants, warps = kernels[step]
     names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "out_ptr")
-    pointers = (
-        dict.fromkeys(names, f"*{dtype}") if step != "walk" else dict.fromkeys(("q_ptr", "nodes_ptr"), f"*{dtype}")
-    )
+    walks = step in ("scan", "gather")
+    pointers = dict.fromkeys(("q_ptr", "nodes_ptr") if walks else names, f"*{dtype}")
+    constants |= {} if step in ("blocks", "level") else {"OVERLAPS": True}
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
     return Case(name, kernel, pointers, constants, warps, launch.num_stages)
@@ -424,17 +422,21 @@ CASES = {
     "dkdv-head-dim-256": partial(keys_gradient, dim=256, block=128),
     "dkdv-fp32": partial(keys_gradient, dtype="fp32"),
     "dkdv-fp32-head-dim-256": partial(keys_gradient, dim=256, block=128, dtype="fp32"),
-    **{f"decode-{step}": decode for step in ("append", "blocks", "level", "scan", "walk", "leaf", "attend", "combine")},
+    **{
+        f"decode-{step}": decode
+        for step in ("append", "blocks", "level", "scan", "gather", "leaf", "attend", "combine")
+    },
     **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend")},
     **{
         f"decode-{step}-fp32-head-dim-256": partial(decode, dim=256, dtype="fp32")
-        for step in ("append", "walk", "leaf", "attend")
+        for step in ("append", "scan", "gather", "leaf", "attend")
     },
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
-    "decode-walk-flat-1M": partial(decode, slots=16384),
-    "decode-walk-scanned": partial(decode, scanned=True),
-    "decode-walk-scanned-1024": partial(decode, slots=1024, scanned=True),
+    "decode-scan-1024": partial(decode, slots=1024),
+    "decode-scan-2048": partial(decode, slots=2048),
+    "decode-scan-flat-256k": partial(decode, slots=4096),
+    "decode-gather-flat-1M": partial(decode, slots=16384),
     "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
     "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),
@@ -511,6 +513,9 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
     kernel = case.kernel()
     signature: dict[str, object] = {}
     aligned = {}
+    constants = dict(case.constants)
+    if "OVERLAPS" in constants:
+        constants["OVERLAPS"] = capability >= 90
     for place, argument in enumerate(kernel.arg_names):
         if argument in case.constants:
             signature[argument] = "constexpr"
@@ -523,7 +528,7 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
         else:
             signature[argument] = case.pointers.get(argument, "i32")
     options = {"num_warps": case.warps, "num_stages": case.stages, "maxnreg": case.registers, "enable_fp_fusion": True}
-    source = ASTSource(kernel, signature, case.constants, aligned)
+    source = ASTSource(kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return *used(compiled.asm["cubin"], Path(triton.__file__).parent), compiled.metadata.shared
 
