@@ -22,7 +22,7 @@ from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_leaf import block_tile, query_tile
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
-from pyramidbench.kernels.top_k import best, log_sum_exp
+from pyramidbench.kernels.top_k import FEW_SLOTS, best, best_of_few, log_sum_exp
 
 COMBINE_WARPS = 4
 PROGRAMS_PER_SM = 4
@@ -30,7 +30,7 @@ PROGRAMS_PER_SM = 4
 
 
 @triton.jit
-def _joined(mass, other, REDUCE: tl.constexpr):
+def joined(mass, other, REDUCE: tl.constexpr):
     """Scores [SLOTS] from log-masses of candidates [SLOTS, heads] and of forced blocks [FORCED, heads]; -inf: no such place."""
     if REDUCE == "sum_prob":
         top = tl.maximum(tl.max(mass, 0), tl.max(other, 0))
@@ -46,8 +46,8 @@ def _joined(mass, other, REDUCE: tl.constexpr):
 
 @triton.jit
 def _choose(
-    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, FORCED_SLOTS: tl.constexpr,
-    REDUCE: tl.constexpr,
+    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr,
+    FORCED_SLOTS: tl.constexpr, REDUCE: tl.constexpr,
 ):  # fmt: skip
     """Which of the candidates at places `slot` are the best `keep`, by their masses [places, GROUP]."""
     head, extra = tl.arange(0, HEADS), tl.arange(0, FORCED_SLOTS)
@@ -62,7 +62,9 @@ def _choose(
         mask = (extra < forced)[:, None] & (head < GROUP)[None, :]
         at = mass_ptr + (found + extra)[:, None] * GROUP + head[None, :]
         other = tl.load(at, mask=mask, other=float("-inf"))
-    return best(_joined(mass, other, REDUCE), slot < found, keep)
+    if SLOTS <= FEW_SLOTS:
+        return best_of_few(joined(mass, other, REDUCE), slot < found, keep)
+    return best(joined(mass, other, REDUCE), slot < found, keep)
 
 
 @triton.jit
@@ -94,7 +96,7 @@ def _attend(
     if IS_EXACT:  # noqa: SIM102 - the first condition is compiled away
         if found > keep:
             mass_at = mass_ptr + item * mass_width * GROUP
-            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, FORCED_SLOTS, REDUCE)
+            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, SLOTS, FORCED_SLOTS, REDUCE)
     kept, order = tl.sum(chosen.to(tl.int32)), tl.cumsum(chosen.to(tl.int32)) - 1
     if split == 0:
         write_list(list_ptr + item * list_width, candidate, chosen, sink_end, local_start, forced, list_width)
@@ -150,9 +152,7 @@ def _combine(
     tl.store(out_ptr + program * HEAD_DIM_V + offs_dv, out.to(out_ptr.dtype.element_ty), mask=offs_dv < HEAD_DIM_V)
 
 
-def run_attend(
-    call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Tensor | None, lists: Tensor, v: Tensor
-) -> Tensor:
+def run_attend(call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Tensor | None, lists: Tensor) -> Tensor:
     """Attention of every query to its chosen and forced blocks, [items, heads of a group, Dv] in q's dtype; fills `lists`."""
     store, rules, sizes = call.store, call.rules, call.store.sizes
     splits, per = split_sizes(call.list_width, call.items, call.q.device)
@@ -162,8 +162,8 @@ def run_attend(
         parts = torch.empty(call.items, splits, call.group, sizes.head_dim_v, device=call.q.device)
     part_lse = call.scratch(splits * call.group)
     _attend[(call.items * splits,)](
-        call.q, store.k, v, store.lengths, store.pages, candidates, counts, masses, lists, parts, part_lse,
-        call.q.stride()[:3], store.k.stride()[:3], v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks, rules.top_k,
+        call.q, store.k, store.v, store.lengths, store.pages, candidates, counts, masses, lists, parts, part_lse,
+        call.q.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks, rules.top_k,
         rules.sink_blocks, rules.local_blocks, candidates.shape[1], 0 if masses is None else masses.shape[1], lists.shape[1],
         splits, per, HEADS=heads, SLOTS=triton.next_power_of_2(max(16, candidates.shape[1])),
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,

@@ -26,9 +26,10 @@ from pyramidbench.kernels.route_candidates import candidates
 
 WARP_BYTES = 8192
 """Summaries that a warp has in flight: 64 registers a thread."""
-ONE_WARP_SLOTS = 1024
 WARP_SLOTS = 512
 MOST_WARPS = 16
+REGISTERS = 128
+"""A thread's, so that sixteen warps share a multiprocessor while they score; `best` over WARP_SLOTS a warp fits (8 bytes spill)."""
 
 
 @triton.jit
@@ -177,9 +178,9 @@ def walk_warps(slots: int) -> int:
     """Warps of a program whose last of a query ranks so many candidates.
 
     One as long as they fit its registers: a round of the threshold is then without a barrier, which takes part of a
-    microsecond. With 1 024 candidates a warp the kernels spill. Predicted, not measured.
+    microsecond. Predicted, not measured.
     """
-    return 1 if slots <= ONE_WARP_SLOTS else min(MOST_WARPS, slots // WARP_SLOTS)
+    return max(1, min(MOST_WARPS, slots // WARP_SLOTS))
 
 
 def node_chunk(node_bytes: int, warps: int, *, by_children: bool) -> int:
@@ -209,7 +210,7 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         _scan[(call.items * triton.cdiv(width, chunk),)](
             *read, call.scratch(width), *written, *numbers, call.scan_level, base, width, CHUNK=chunk, SLOTS=slots,
-            NARROW=min(narrow, slots), num_warps=warps, **shape, **call.overlap,
+            NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
         )  # fmt: skip
     for level in range(call.scan_level - 1, -1, -1):
         slots = triton.next_power_of_2(max(16, call.places(level)))
@@ -218,5 +219,5 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         parts = triton.cdiv(call.places(level), chunk)
         _gather[(call.items * parts,)](
             *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
-            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, **shape, **call.overlap,
+            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
         )  # fmt: skip

@@ -13,6 +13,8 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 EXCLUDED = tl.constexpr(-2147483648)
+FEW_SLOTS = tl.constexpr(128)
+"""Places up to which `best_of_few` is meant: 64 comparisons a thread of eight warps."""
 
 
 @triton.jit
@@ -41,6 +43,19 @@ def best(scores, allowed, count):
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
     return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
+
+
+@triton.jit
+def best_of_few(scores, allowed, count):
+    """The same for up to FEW_SLOTS places, and any number of them allowed: each counts the places ahead of it.
+
+    n² comparisons, all at once, instead of rounds that wait for each other.
+    """
+    order = tl.where(allowed, _ordered(scores), EXCLUDED)
+    place = tl.arange(0, scores.shape[0])
+    ahead = order[None, :] > order[:, None]
+    ahead = ahead | ((order[None, :] == order[:, None]) & (place[None, :] < place[:, None]))
+    return allowed & (tl.sum(ahead.to(tl.int32), 1) < count)
 
 
 @triton.jit

@@ -299,6 +299,7 @@ def decode(
     from pyramidbench.kernels import (
         decode_append,
         decode_attend,
+        decode_each,
         decode_leaf,
         decode_prompt,
         decode_tokens,
@@ -342,6 +343,13 @@ def decode(
              "IS_EXACT": True, "BUDGETED": False},
             launch.num_warps,
         ),
+        "each": (lambda: decode_each._attend_each, {**shape, **values, **rows, **pages}, launch.num_warps),
+        "best": (
+            lambda: decode_each._combine_best,
+            {"GROUP": group, "HEADS": group, "BLOCK_SIZE": block, **values, "SLOTS": decode_each.EACH_ELEMENTS // 2 // dim,
+             "REDUCE": "sum_prob", "BUDGETED": False},
+            decode_each.COMBINE_WARPS,
+        ),
         "combine": (
             lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.COMBINE_WARPS,
         ),
@@ -353,7 +361,8 @@ def decode(
     constants |= {} if step in ("blocks", "level") else {"OVERLAPS": True}
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
-    return Case(name, kernel, pointers, constants, warps, launch.num_stages)
+    registers = decode_walk.REGISTERS if walks else None
+    return Case(name, kernel, pointers, constants, warps, launch.num_stages, registers=registers)
 
 
 CASES = {
@@ -424,12 +433,12 @@ CASES = {
     "dkdv-fp32-head-dim-256": partial(keys_gradient, dim=256, block=128, dtype="fp32"),
     **{
         f"decode-{step}": decode
-        for step in ("append", "blocks", "level", "scan", "gather", "leaf", "attend", "combine")
+        for step in ("append", "blocks", "level", "scan", "gather", "leaf", "attend", "combine", "each", "best")
     },
-    **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend")},
+    **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend", "each")},
     **{
         f"decode-{step}-fp32-head-dim-256": partial(decode, dim=256, dtype="fp32")
-        for step in ("append", "scan", "gather", "leaf", "attend")
+        for step in ("append", "scan", "gather", "leaf", "attend", "each", "best")
     },
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
