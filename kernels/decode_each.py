@@ -19,7 +19,7 @@ from torch import Tensor
 from pyramidbench.kernels.attention_portable import LOG2_E
 from pyramidbench.kernels.decode_attend import joined
 from pyramidbench.kernels.decode_call import DecodeCall
-from pyramidbench.kernels.decode_launch import after_previous
+from pyramidbench.kernels.decode_launch import after_previous, ask_for
 from pyramidbench.kernels.decode_leaf import block_tile, query_tile
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
@@ -32,6 +32,23 @@ save (predicted 8 to 10). At D 128, K 32 and P 3 batches of one and two."""
 EACH_ELEMENTS = 32768
 """Numbers of all parts of a head that its program holds: 128 registers a thread."""
 COMBINE_WARPS = 8
+
+
+@triton.jit
+def fetch_ahead(
+    x_at, stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Ask for a block's rows, so that L2 has them when they are loaded: one request for each line of 128 bytes.
+
+    A load would do, were it not that the compiler puts it behind the barriers of the product before its own.
+    """
+    if AHEAD:
+        PER_LINE: tl.constexpr = 1024 // x_at.dtype.element_ty.primitive_bitwidth
+        LINES: tl.constexpr = (BLOCK_DIM + PER_LINE - 1) // PER_LINE
+        row = tl.minimum(tl.arange(0, BLOCK_N), BLOCK_SIZE - 1)
+        first = tl.minimum(tl.arange(0, LINES) * PER_LINE, DIM - 1)
+        ask_for(x_at + row[:, None] * stride + first[None, :])
 
 
 @triton.jit
@@ -52,8 +69,8 @@ def _attend_each(
     q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
     after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
-    # Read without waiting for the count; what lies behind the last candidate is not used.
-    listed = tl.load(candidates_ptr + item * candidate_width + tl.minimum(slot, candidate_width - 1))
+    # Read without waiting for the count (volatile, or the compiler does wait); behind the last candidate it is not used.
+    listed = tl.load(candidates_ptr + item * candidate_width + tl.minimum(slot, candidate_width - 1), volatile=True)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
     )
@@ -63,6 +80,7 @@ def _attend_each(
         seen = (offs_n < BLOCK_SIZE) & (block * BLOCK_SIZE + offs_n <= position)
         k_at = block_start(k_ptr, k_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
         v_at = block_start(v_ptr, v_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
+        fetch_ahead(v_at, v_strides[2], BLOCK_SIZE, BLOCK_N, HEAD_DIM_V, BLOCK_DV, OVERLAPS)
         k = block_tile(k_at, k_strides[2], seen, offs_d, HEAD_DIM)
         v = block_tile(v_at, v_strides[2], seen, offs_dv, HEAD_DIM_V)
         # of shape [ROWS, BLOCK_N]; some key of every block is seen

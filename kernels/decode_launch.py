@@ -28,6 +28,14 @@ def after_previous(OVERLAPS: tl.constexpr):
 
 
 @triton.jit
+def ask_for(at):
+    """Have L2 fetch the lines of 128 bytes that pointers lie in, without waiting for them. What is written later is not missed."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def is_last(arrivals_ptr, programs):
     """Whether `programs` have come here with this one; if so, what they stored before is visible, and the counter 0 again."""
     # The counter is moved by one thread, for all of the program's.

@@ -18,11 +18,10 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
-from pyramidbench.kernels.decode_launch import after_previous, is_last
+from pyramidbench.kernels.decode_launch import after_previous, ask_for, is_last
 from pyramidbench.kernels.decode_place import new_query
-from pyramidbench.kernels.decode_rank import rank
+from pyramidbench.kernels.decode_rank import opened, rank
 from pyramidbench.kernels.decode_scores import node_scores, scoring_query
-from pyramidbench.kernels.route_candidates import candidates
 
 WARP_BYTES = 8192
 """Summaries that a warp has in flight: 64 registers a thread."""
@@ -93,40 +92,45 @@ def _scan(
     kv_head = batch * kv_heads + which * kv_heads // sets
     scanned = part * CHUNK + tl.arange(0, CHUNK)
     level, node, node_span = _places(scan_base + scanned, blocks, levels, BRANCHING)
+    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    head_ptr = nodes_ptr + kv_head * node_count * WIDTH
+    if OVERLAPS:
+        # A length that an append is still to change: good enough to ask for nodes.
+        expected = tl.load(lengths_ptr + kv_head, volatile=True)
+        PER_LINE: tl.constexpr = 1024 // nodes_ptr.dtype.element_ty.primitive_bitwidth
+        line = tl.arange(0, (2 * BLOCK_D if HAS_BOUNDS else BLOCK_D) // PER_LINE) * PER_LINE
+        held = (scanned < scan_width) & (node * node_span * BLOCK_SIZE < expected)
+        row = tl.where(held, scan_base + scanned, 0)
+        ask_for(head_ptr + row[:, None] * WIDTH + tl.minimum(line, WIDTH - 1)[None, :])
     after_previous(OVERLAPS)
     length = tl.load(lengths_ptr + kv_head)
+    offs_d = tl.arange(0, BLOCK_D)
+    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
     _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
     top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     score_ptr += item * scan_width
     real = (scanned < scan_width) & (level <= top) & (node >= tl.cdiv(sink_end, node_span)) & (node < end // node_span)
-    if tl.max(real.to(tl.int32), 0) > 0:
-        offs_d = tl.arange(0, BLOCK_D)
-        q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-        high, low = scoring_query(
-            q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
-        )
-        head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-        score = node_scores(
-            head_ptr, scan_base + scanned - node, node, node_span, real, blocks, length, high, low, scale, offs_d, GROUP,
-            BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS, CHILDREN,
-        )  # fmt: skip
-        tl.store(score_ptr + scanned, score, mask=real)
+    score = node_scores(
+        head_ptr, scan_base + scanned - node, node, node_span, real, blocks, length, high, low, scale, offs_d, GROUP,
+        BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS, CHILDREN,
+    )  # fmt: skip
+    tl.store(score_ptr + scanned, score, mask=real)
     # All programs of a query agree on `top`. Where it starts below these levels, `_gather` starts it.
     if top >= scan_level:  # noqa: SIM102 - no `and`: a program that is not asked must not count itself
         if is_last(arrivals_ptr + item, parts):
             list_ptr += item * (inner_width + 2)
             for step in range(top - scan_level + 1):
-                # [lo, hi) of the level's nodes may be ranked; at the start, which has no list yet, all are candidates.
+                # [lo, hi) of the level's nodes may be ranked.
                 lo, hi = tl.cdiv(sink_end, span), end // span
-                listed = tl.where(step == 0, 0, BRANCHING * (inner_width + 2))
-                places = tl.where(step == 0, tl.maximum(hi - lo, 0), listed)
-                keep = tl.where(step == top, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
+                here = top - step
+                keep = tl.where(here == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
                 rank(
-                    score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, places, listed, lo,
-                    hi, keep, inner_width + 2, step == top, SLOTS, NARROW, BRANCHING, True,
+                    score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, here == top, lo,
+                    hi, keep, inner_width + 2, here == 0, SLOTS, NARROW, BRANCHING, True,
                 )  # fmt: skip
                 span = tl.maximum(span // BRANCHING, 1)
-                offset -= _nodes_below(blocks, top - step, BRANCHING)
+                offset -= _nodes_below(blocks, here, BRANCHING)
 
 
 @triton.jit(do_not_specialize=["level", "offset", "span"])
@@ -146,31 +150,26 @@ def _gather(
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
     list_ptr += item * (inner_width + 2)
     score_ptr += item * parts * CHUNK
+    head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     after_previous(OVERLAPS)
     length = tl.load(lengths_ptr + kv_head)
+    high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
     _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
     top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     # Above its start a walk has nothing to do, and all programs of a query know it.
+    lo, hi, starts = tl.cdiv(sink_end, span), tl.where(level <= top, end // span, 0), level == top
+    node, real = opened(list_ptr, slot, inner_width + 2, starts, lo, hi, BRANCHING)
+    score = node_scores(
+        head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, BRANCHING,
+        HAS_BOUNDS, CHILDREN,
+    )  # fmt: skip
     if level <= top:
-        lo, hi = tl.cdiv(sink_end, span), end // span
-        listed = tl.where(level == top, 0, BRANCHING * (inner_width + 2))
-        places = tl.where(level == top, tl.maximum(hi - lo, 0), listed)
-        node, real = candidates(list_ptr, slot, places, listed, lo, hi, BRANCHING)
-        if tl.max(real.to(tl.int32), 0) > 0:
-            high, low = scoring_query(
-                q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN
-            )
-            head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-            score = node_scores(
-                head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM,
-                BRANCHING, HAS_BOUNDS, CHILDREN,
-            )  # fmt: skip
-            tl.store(score_ptr + slot, score, mask=real)
+        tl.store(score_ptr + slot, score, mask=real)
         if is_last(arrivals_ptr + item, parts):
             keep = tl.where(level == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
             rank(
-                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, places, listed, lo, hi, keep,
-                inner_width + 2, level == 0, SLOTS, NARROW, BRANCHING, False,
+                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, inner_width + 2,
+                level == 0, SLOTS, NARROW, BRANCHING, False,
             )  # fmt: skip
 
 

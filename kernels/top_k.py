@@ -25,8 +25,12 @@ def _ordered(scores):
 
 
 @triton.jit
-def best(scores, allowed, count):
-    """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
+def threshold(scores, allowed, count):
+    """(order, low, above) of fp32 scores of any shape: integers in their order, of which `above` are above `low`.
+
+    `above` is `count`, or more where several places share the count-th score; these are then at low + 1. More than `count`
+    places must be allowed.
+    """
     order = _ordered(scores)
     low = tl.min(tl.where(allowed, order, 0x7FFFFFFF)) - 1
     order = tl.where(allowed, order, EXCLUDED)
@@ -39,6 +43,13 @@ def best(scores, allowed, count):
         low = tl.where(found >= count, middle, low)
         above = tl.where(found >= count, found, above)
         high = tl.where(found >= count, high, middle)
+    return order, low, above
+
+
+@triton.jit
+def best(scores, allowed, count):
+    """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
+    order, low, _ = threshold(scores, allowed, count)
     sure = order > low + 1
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
