@@ -11,7 +11,7 @@ tokens off needs no walk through the keys. They cost at most 24·D bytes a block
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -104,6 +104,7 @@ class CacheStore:
     full: Tensor
     pages: Tensor | None
     parts: Tensor | None
+    counters: dict[int, Tensor] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, sizes: CacheSizes, dtype: torch.dtype, device: torch.device) -> CacheStore:
@@ -133,11 +134,21 @@ class CacheStore:
             parts,
         )
 
+    def arrivals(self, items: int) -> Tensor:
+        """A counter for each of so many queries' sets, int32, by which programs find out who is last; 0 between launches."""
+        if items in self.counters:
+            return self.counters[items]
+        fresh = torch.zeros(items, dtype=torch.int32, device=self.k.device)
+        # What a graph's capture makes is zero only once the graph has run, so that graph keeps it for itself.
+        if self.k.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            self.counters[items] = fresh
+        return fresh
+
     @property
     def bytes(self) -> int:
         """Bytes of all tensors."""
         held = (self.k, self.v, self.nodes, self.stats, self.lengths, self.full, self.pages, self.parts)
-        return sum(tensor.nbytes for tensor in held if tensor is not None)
+        return sum(tensor.nbytes for tensor in (*held, *self.counters.values()) if tensor is not None)
 
     def blocks_of(self, x: Tensor, block: Tensor) -> Tensor:
         """Blocks of keys or values (`x` is self.k or self.v): [B, sets, …, C, D] for numbers [B, sets, …].

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheStore
+from pyramidbench.kernels.decode_launch import after_previous, overlap
 from pyramidbench.kernels.decode_place import block_start
 from pyramidbench.kernels.decode_prompt import append_prompt
 from pyramidbench.kernels.decode_tokens import (
@@ -74,10 +75,11 @@ def _append(
     k_strides, v_strides, k_cache_strides, v_cache_strides, weight, at, tokens, kv_heads, max_len, blocks, levels, node_count,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BRANCHING: tl.constexpr, LEVELS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_PAGED: tl.constexpr, HAS_COUNTS: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr, FINISH: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr, FINISH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // kv_heads, program % kv_heads
+    after_previous(OVERLAPS)
     start = tl.where(at >= 0, at, tl.load(lengths_ptr + program))
     count = tl.load(counts_ptr + batch) if HAS_COUNTS else tokens
     end = start + count
@@ -169,5 +171,5 @@ def _launch_append(
         k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2],
         sizes.kv_heads, sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store),
         BRANCHING=sizes.branching, LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None,
-        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS,
+        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS, **overlap(store.k.device),
     )  # fmt: skip

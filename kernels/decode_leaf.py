@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.decode_tokens import part_mean
 from pyramidbench.kernels.top_k import log_sum_exp
@@ -46,12 +47,13 @@ def _leaf(
     q_ptr, k_ptr, lengths_ptr, pages_ptr, candidates_ptr, count_ptr, mass_ptr, q_strides, k_strides, scale, sets, kv_heads,
     queries, blocks, top_k, sink_blocks, local_blocks, candidate_width, width,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, IS_PAGED: tl.constexpr, BUDGETED: tl.constexpr,
+    BLOCK_D: tl.constexpr, IS_PAGED: tl.constexpr, BUDGETED: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     item, slot = program // width, (program % width).to(tl.int32)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
+    after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
@@ -83,6 +85,7 @@ def _leaf_parts(
     kv_heads, queries, blocks, top_k, sink_blocks, local_blocks, candidate_width, width,
     GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     IS_PAGED: tl.constexpr, BUDGETED: tl.constexpr, PARTS: tl.constexpr, PADDED: tl.constexpr, RUN: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     SIZE: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
     runs = tl.cdiv(width, RUN)
@@ -90,6 +93,7 @@ def _leaf_parts(
     item, start = program // runs, (program % runs).to(tl.int32) * RUN
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
+    after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
@@ -145,7 +149,7 @@ def run_leaf(call: DecodeCall, candidates: Tensor, counts: Tensor) -> Tensor:
         candidates.shape[1], width,
     )  # fmt: skip
     names = ("GROUP", "ROWS", "BLOCK_SIZE", "HEAD_DIM", "BLOCK_D", "IS_PAGED")
-    shape = {name: call.shape[name] for name in names} | {"BUDGETED": rules.forced_in_budget}
+    shape = {name: call.shape[name] for name in names} | {"BUDGETED": rules.forced_in_budget} | call.overlap
     if parts:
         padded, run = part_rows(parts)
         _leaf_parts[(call.items * triton.cdiv(width, run),)](

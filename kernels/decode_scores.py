@@ -15,9 +15,6 @@ import triton.language as tl
 
 from pyramidbench.kernels.route_nodes import load_nodes, log_keys, summary_logits
 
-CHILD_BYTES = 16 << 10
-"""Summaries that a product by children holds; with 128 KB (64 nodes of fp32 and D 256) ptxas spills 7.7 KB a thread."""
-
 
 @triton.jit
 def scoring_query(
@@ -104,8 +101,3 @@ def _by_children(
     by_head = tl.where(mass > 0, top + tl.log(tl.where(mass > 0, mass, 1.0)), float("-inf"))
     is_head = (tl.arange(0, high.shape[0]) < GROUP)[:, None]
     return tl.sum(tl.where(is_head, by_head, 0.0), 0) + GROUP * log_keys(child, below, length, BLOCK_SIZE)
-
-
-def nodes_at_once(most: int, row_bytes: int, *, children: bool) -> int:
-    """Nodes that are scored at a time, of `row_bytes` of summary each."""
-    return max(16, min(most, CHILD_BYTES // row_bytes)) if children else most

@@ -205,16 +205,16 @@ def test_step_in_half(case: Case, device: str) -> None:
 
 
 @pytest.mark.parametrize("node_score", ["summary", "children"])
-@pytest.mark.parametrize(("scan_bytes", "long_start"), [(0, 1000), (0, 2), (2000, 1000)])
+@pytest.mark.parametrize("scan_bytes", [0, 700, 2000, 9000])
 def test_step_with_levels_gathered_and_scored_whole(
-    scan_bytes: int, long_start: int, node_score: str, device: str, monkeypatch: pytest.MonkeyPatch
+    scan_bytes: int, node_score: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every level gathered, the upper ones scored whole, and sequences that start below the level that is."""
     from pyramidbench.kernels import decode_call
 
     monkeypatch.setattr(decode_call, "SCAN_BYTES", scan_bytes)
-    monkeypatch.setattr(decode_call, "LONG_START", long_start)
-    rules = {**NARROW, "top_k": 2, "node_score": node_score}
-    assert check_step(Case("", rules, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
+    case = Case("", {**NARROW, "top_k": 2, "node_score": node_score}, (250, 40, 70), heads=2, kv_heads=1)
+    assert check_step(case, torch.float32, device) == 0
 
 
 def test_a_finished_pyramid_grows_on_as_any_other(device: str) -> None:
