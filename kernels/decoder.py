@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,6 +57,11 @@ class BlockDecoder:
         if self._capturing():
             if counts is not None:
                 raise UserError("counts cannot be given while a CUDA graph is captured; accepted: all tokens of k")
+            if k.shape[2] > self.sizes.block_size:
+                raise UserError(
+                    f"{k.shape[2]} tokens while a CUDA graph is captured; accepted there: up to block_size, "
+                    f"{self.sizes.block_size}, since only a launch that looks for room itself may be replayed"
+                )
             self._append(k, v, at, None)
             return
         starts = self._host_lengths() if at is None else [at] * self.sizes.batch
@@ -171,8 +177,8 @@ class BlockDecoder:
 
     def _each(self, what: str, given: int | Sequence[int] | Tensor, most: Sequence[int]) -> list[int]:
         """A number for each sequence, from 0 to most[b]; UserError names what was given."""
-        values = given.tolist() if isinstance(given, Tensor) else given
-        numbers = [values] * len(most) if isinstance(values, Integral) else list(values)
+        values: Any = given.tolist() if isinstance(given, Tensor) else given
+        numbers = list(values) if isinstance(values, Sequence) else [values] * len(most)
         are_whole = len(numbers) == len(most) and all(isinstance(number, Integral) for number in numbers)
         if not are_whole or not all(0 <= number <= limit for number, limit in zip(numbers, most, strict=True)):
             raise UserError(f"{what} {values}: accepted: for each sequence a whole number from 0 to {list(most)}")

@@ -54,23 +54,25 @@ class PageTable:
         Raises:
             UserError: too few pages are free for those that must be copied; then nothing changed.
         """
-        kept = [mine[:count] for mine, count in zip(self.held, blocks, strict=True)]
-        users = Counter(page for mine in kept for page in mine)
+        changes: Counter[int] = Counter()
+        for mine, count in zip(self.held, blocks, strict=True):
+            changes.subtract(reversed(mine[count:]))
+        returned = self._returned(changes)
         shared: list[tuple[int, int]] = []
-        for sequence, (mine, begin) in enumerate(zip(kept, full, strict=True)):
-            for block in range(begin, len(mine)):
-                if users[mine[block]] > 1:
-                    users[mine[block]] -= 1
+        for sequence, (mine, begin, count) in enumerate(zip(self.held, full, blocks, strict=True)):
+            for block in range(begin, min(count, len(mine))):
+                if self.users[mine[block]] + changes[mine[block]] > 1:
+                    changes[mine[block]] -= 1
                     shared.append((sequence, block))
-        returned = sum(1 for page, count in enumerate(self.users) if count and not users[page])
         self._check(len(shared), len(self.free) + returned)
-        source = [kept[sequence][block] for sequence, block in shared]
-        self._hold(kept)
-        target = self._taken(len(shared))
-        for (sequence, block), old, new in zip(shared, source, target, strict=True):
-            self.users[old] -= 1
-            self.held[sequence][block] = new
-        self._copy()
+        self._change(changes)
+        for mine, count in zip(self.held, blocks, strict=True):
+            del mine[count:]
+        source, target = [self.held[sequence][block] for sequence, block in shared], self._taken(len(shared))
+        for (sequence, block), page in zip(shared, target, strict=True):
+            self.held[sequence][block] = page
+        if any(changes.values()):
+            self._copy()
         return Copies(source, target)
 
     def reorder(self, sources: Sequence[int], full: Sequence[int], used: Sequence[int]) -> Copies:
@@ -90,11 +92,13 @@ class PageTable:
             rows.append(held[:] if is_first else held[: full[source]])
             if not is_first:
                 lacking.extend((sequence, block) for block in range(full[source], len(held)))
-        users = Counter(page for row in rows for page in row)
-        returned = sum(1 for page, count in enumerate(self.users) if count and not users[page])
-        self._check(len(lacking), len(self.free) + returned)
-        before = self.held
-        self._hold(rows)
+        changes: Counter[int] = Counter()
+        for mine, row in zip(self.held, rows, strict=True):
+            changes.subtract(mine)
+            changes.update(row)
+        self._check(len(lacking), len(self.free) + self._returned(changes))
+        self._change(changes)
+        before, self.held = self.held, rows
         fresh = self._taken(len(lacking))
         copies = Copies([], [])
         for (sequence, block), page in zip(lacking, fresh, strict=True):
@@ -119,13 +123,15 @@ class PageTable:
             self.users[page] = 1
         return pages
 
-    def _hold(self, rows: list[list[int]]) -> None:
-        """Let sequences hold these of the pages that are in use; those that none of them holds are free again."""
-        users = Counter(page for row in rows for page in row)
-        dropped = [page for mine in self.held for page in reversed(mine) if not users[page]]
-        self.free.extend(dict.fromkeys(dropped))
-        self.users = [users[page] for page in range(len(self.users))]
-        self.held = rows
+    def _returned(self, changes: Counter[int]) -> int:
+        """Pages that have no user any more after such changes of their numbers of users."""
+        return sum(1 for page, change in changes.items() if change < 0 and self.users[page] + change == 0)
+
+    def _change(self, changes: Counter[int]) -> None:
+        for page, change in changes.items():
+            self.users[page] += change
+            if change < 0 and not self.users[page]:
+                self.free.append(page)
 
     def _copy(self) -> None:
         width = self.table.shape[1]

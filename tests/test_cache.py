@@ -115,6 +115,7 @@ REFUSED = {
     "integers": (lambda: made(dtype=torch.int64), "accepted: float32"),
     "no-tokens": (lambda: made().truncate(1), r"truncate to 1: accepted: .* from 0 to \[0, 0\]"),
     "halves": (lambda: made().truncate([0.5, 0]), r"truncate to \[0.5, 0\]: accepted: .* a whole number"),  # type: ignore[list-item]
+    "half": (lambda: made().truncate(0.5), r"truncate to 0.5: accepted: .* a whole number"),  # type: ignore[arg-type]
     "no-such-beam": (lambda: made().reorder([0, 2]), r"reorder to \[0, 2\]: accepted: .* from 0 to \[1, 1\]"),
     "beams-too-few": (lambda: made().reorder(torch.tensor([0])), r"reorder to \[0\]: accepted: for each sequence"),
     "counts": (lambda: made().append(*[torch.zeros(2, 2, 3, 16).double()] * 2, counts=[4, 0]), r"counts \[4, 0\]"),

@@ -327,6 +327,35 @@ def test_append_large(rules: dict[str, Any], dtype: torch.dtype, device: str) ->
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("preset", "rules"),
+    [("default", {}), ("default", {"leaf_score": "sub"}), ("paper", {}), ("fastest", {"start_width": 512})],
+    ids=["default", "parts", "paper", "fastest"],
+)
+def test_equal_to_a_prefill_at_random_lengths(preset: str, rules: dict[str, Any], device: str) -> None:
+    """Kernels of a step against those of a prefill: sets, near-ties apart, and outputs where the sets are the same."""
+    import pyramidbench as pb
+
+    torch.manual_seed(0)
+    lengths = sorted([2, 3, 64, 65, *torch.randint(4, 100_000, (8,)).tolist()])
+    q, k, v = (torch.randn(1, heads, lengths[-1], 128, device=device).bfloat16() for heads in (8, 2, 2))
+    parameters: dict[str, Any] = {"top_k": 16, **rules}
+    cache = pb.PyramidCache(1, 2, 128, lengths[-1], device=device, preset=preset, **parameters)
+    differing, start = 0, 0
+    for length in lengths:
+        cache.append(k[:, :, start:length], v[:, :, start:length])
+        new, keys, values, start = q[:, :, length - 2 : length], k[:, :, :length], v[:, :, :length], length
+        chosen = pb.select_blocks(new, keys, method=f"pyramid:{preset}", query_tile=1, **parameters).indices
+        lists = cache.select(new)
+        same = (lists == torch.nn.functional.pad(chosen, (0, lists.shape[-1] - chosen.shape[-1]), value=-1)).all(-1)
+        differing += int((~same).sum())
+        expected = pb.pyramid_attention(new, keys, values, preset=preset, query_tile=1, **parameters).float()
+        error = (cache.attend(new).float() - expected).abs().amax(-1) * same.repeat_interleave(4, 1)
+        assert float(error.max()) <= 4 * torch.finfo(torch.bfloat16).eps * float(expected.abs().max()), length
+    assert differing <= 0.1 * 4 * len(lengths)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_beams_between_replays(paged: bool, device: str) -> None:
     """A captured step is replayed after beams were reordered and cut, as an eager cache does it; neither can be captured."""
