@@ -163,8 +163,9 @@ def run_attend(call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Ten
     part_lse = call.scratch(splits * call.group)
     _attend[(call.items * splits,)](
         call.q, store.k, store.v, store.lengths, store.pages, candidates, counts, masses, lists, parts, part_lse,
-        call.q.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks, rules.top_k,
-        rules.sink_blocks, rules.local_blocks, candidates.shape[1], 0 if masses is None else masses.shape[1], lists.shape[1],
+        call.q.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks,
+        rules.top_k, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
+        0 if masses is None else masses.shape[1], lists.shape[1],
         splits, per, HEADS=heads, SLOTS=triton.next_power_of_2(max(16, candidates.shape[1])),
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,
         IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,

@@ -90,6 +90,10 @@ class DecodeCall:
         """The most candidates of a level."""
         return level_places(self.store.sizes, self.rules, level)
 
+    def slots(self, level: int) -> int:
+        """Places that a program which ranks them holds."""
+        return triton.next_power_of_2(max(16, self.places(level)))
+
     @property
     def passed(self) -> int:
         """Leaves that the walk hands on, at most."""
@@ -182,7 +186,7 @@ def level_places(sizes: CacheSizes, rules: WalkRules, level: int) -> int:
 def most_candidates(sizes: CacheSizes, rules: WalkRules) -> int:
     """Candidates of a level, at most, as a power of two."""
     levels = range(highest_start(sizes, rules) + 1)
-    return triton.next_power_of_2(max(16, *(level_places(sizes, rules, level) for level in levels)))
+    return triton.next_power_of_2(max(16, max(level_places(sizes, rules, level) for level in levels)))
 
 
 def leaf_width(sizes: CacheSizes, rules: WalkRules) -> int:

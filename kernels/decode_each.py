@@ -99,7 +99,7 @@ def _attend_each(
 
 @triton.jit
 def _chosen(lse, head, is_candidate, is_forced, keep, GROUP: tl.constexpr, REDUCE: tl.constexpr):
-    """Which of the candidates are the best `keep`, by the log-sum-exps (base 2) [SLOTS, HEADS] of these and the forced blocks."""
+    """Which of the candidates are the best `keep`, by their log-sum-exps (base 2) [SLOTS, HEADS] and the forced blocks'."""
     # A NaN has no mass.
     mass = tl.where((lse == lse) & (head < GROUP)[None, :], lse * LN_2, float("-inf"))
     other = tl.where(is_forced[:, None], mass, float("-inf"))
@@ -176,11 +176,11 @@ def run_each(call: DecodeCall, candidates: Tensor, counts: Tensor, lists: Tensor
         rules.local_blocks, candidates.shape[1], width, num_warps=call.launch.num_warps,
         **{name: call.shape[name] for name in names}, **call.overlap,
     )  # fmt: skip
-    names = ("GROUP", "BLOCK_SIZE", "HEAD_DIM_V", "BLOCK_DV")
     _combine_best[(call.items * call.group,)](
         store.lengths, candidates, counts, parts, part_lse, lists, out, *call.counts, rules.top_k, rules.sink_blocks,
         rules.local_blocks, candidates.shape[1], width, lists.shape[1], HEADS=triton.next_power_of_2(call.group),
         SLOTS=triton.next_power_of_2(max(16, width)), REDUCE=rules.head_reduce, BUDGETED=rules.forced_in_budget,
-        num_warps=COMBINE_WARPS, **{name: call.shape[name] for name in names}, **call.overlap,
+        num_warps=COMBINE_WARPS, **{name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM_V", "BLOCK_DV")},
+        **call.overlap,
     )  # fmt: skip
     return out

@@ -1,7 +1,7 @@
 """How the launches of a decoding step follow each other: begun before the one before ends, and the last program of many.
 
-`after_previous` stands in every kernel of a step before it reads what an earlier launch wrote, or writes anything. On Hopper and
-later the launch has begun by then (programmatic dependent launch): its programs have their multiprocessor and their
+`after_previous` stands in every kernel of a step before it reads what an earlier launch wrote, or writes anything. On Hopper
+and later the launch has begun by then (programmatic dependent launch): its programs have their multiprocessor and their
 arguments, and wait here. Behind the wait the next launch may begin in its turn, so two of them overlap at most, and what
 the second reads before its own wait was written before the first one's.
 `is_last` lets one launch do the work of two: the program that comes last does what needs the results of all.
@@ -29,7 +29,7 @@ def after_previous(OVERLAPS: tl.constexpr):
 
 @triton.jit
 def ask_for(at):
-    """Have L2 fetch the lines of 128 bytes that pointers lie in, without waiting for them. What is written later is not missed."""
+    """Have L2 fetch the lines of 128 bytes that pointers lie in, without waiting; what is written later is not missed."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )

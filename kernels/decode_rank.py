@@ -70,7 +70,7 @@ def rank(
     score_ptr, list_ptr, out_ptr, count_ptr, starts, lo, hi, keep, width, is_leaf,
     SLOTS: tl.constexpr, NARROW: tl.constexpr, BRANCHING: tl.constexpr, BY_NODE: tl.constexpr,
 ):  # fmt: skip
-    """Keep the `keep` best of a level's candidates, whose scores lie by node or by place: leaves in out_ptr, others in the list.
+    """Keep the `keep` best of a level's candidates, scored by node or by place: leaves in out_ptr, others in the list.
 
     Other programs may have written the scores; the list is this one's. NARROW places do below the start, SLOTS at it.
     """

@@ -1,9 +1,9 @@
 """One decoding step on the GPU: walk, exact leaves, last choice with attention, and where it was split their sum.
 
-Two or three launches behind the walk's, which are one for the levels that are scored whole and one for each that is not. With
-few queries: every candidate attended to apart, choice and sum; with many: exact leaves, choice with attention, sum. Grids follow
-from rules and capacity, so that a CUDA graph captures the step once and replays it while the sequences grow. `kernels.decode`
-is the torch twin: the same sets, near-ties in fp32 apart.
+Two or three launches behind the walk's, which are one for the levels that are scored whole and one for each that is not.
+With few queries: every candidate attended to apart, choice and sum; with many: exact leaves, choice with attention, sum.
+Grids follow from rules and capacity, so that a CUDA graph captures the step once and replays it while the sequences grow.
+`kernels.decode` is the torch twin: the same sets, near-ties in fp32 apart.
 """
 
 from __future__ import annotations

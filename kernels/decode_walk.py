@@ -28,7 +28,7 @@ WARP_BYTES = 8192
 WARP_SLOTS = 512
 MOST_WARPS = 16
 REGISTERS = 128
-"""A thread's, so that sixteen warps share a multiprocessor while they score; `best` over WARP_SLOTS a warp fits (8 bytes spill)."""
+"""A thread's, so that sixteen warps share a multiprocessor while they score; 8 bytes of 512 candidates a warp spill."""
 
 
 @triton.jit
@@ -204,9 +204,7 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     )  # fmt: skip
     base, width = call.scanned
     if width > 0:
-        slots = triton.next_power_of_2(
-            max(16, *(call.places(level) for level in range(call.scan_level, call.highest + 1)))
-        )
+        slots = max(call.slots(level) for level in range(call.scan_level, call.highest + 1))
         warps = walk_warps(slots)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         _scan[(call.items * triton.cdiv(width, chunk),)](
@@ -214,7 +212,7 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
             NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
         )  # fmt: skip
     for level in range(call.scan_level - 1, -1, -1):
-        slots = triton.next_power_of_2(max(16, call.places(level)))
+        slots = call.slots(level)
         warps = walk_warps(slots)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         parts = triton.cdiv(call.places(level), chunk)

@@ -199,6 +199,30 @@ def test_step(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_step(case, torch.float32, device) == 0
 
 
+@named([case for case in SMALL if case.rules.get("leaf_score") != "summary"])
+def test_step_with_leaves_before_attention(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many queries, where attending to every candidate would cost too much."""
+    from pyramidbench.kernels import decode_step
+
+    monkeypatch.setattr(decode_step, "pays_each", lambda _: False)
+    assert check_step(case, torch.float32, device) == 0
+
+
+def test_constant_keys_leave_the_first_blocks(device: str) -> None:
+    """Equal scores on every level and in the last choice: ties go to the lower block, also past what bisection can part."""
+    from pyramidbench.kernels.decode_step import step
+
+    case = Case("", {**NARROW, "top_k": 3}, (240, 100), heads=2, kv_heads=1)
+    q, k, v = drawn(case, torch.float32, device)
+    store, rules = empty(case, torch.float32, device), WalkRules(**case.rules)
+    append_reference(store, torch.ones_like(k), v, [0, 0], list(case.lengths))
+    for _ in range(2):
+        lists = step(q, store, rules, 0.25)[1]
+        assert lists[:, 0, 0].tolist() == [[0, 1, 2, 3, 13, 14], [0, 1, 2, 3, 5, 6]]
+        # The counters by which programs found out who is last serve the next step.
+        assert [counter.count_nonzero().item() for counter in store.counters.values()] == [0]
+
+
 @named(SMALL[:2])
 def test_step_in_half(case: Case, device: str) -> None:
     assert check_step(case, torch.float16, device) == 0
