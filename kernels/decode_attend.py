@@ -84,10 +84,12 @@ def _attend(
     slot, row, offs_n = tl.arange(0, SLOTS), tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     offs_d, offs_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    # What lies before this launch began when the query was there.
+    q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
     after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
-    q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
-    candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < found, other=-1)
+    # Read without waiting for the count; what lies behind the last candidate is not used.
+    candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < candidate_width, other=-1)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
     )

@@ -53,8 +53,14 @@ def _leaf(
     item, slot = program // width, (program % width).to(tl.int32)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
+    offs_d, offs_n = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
+    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    # The walk's launches lie before this one, and began when the query was there.
+    q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
     after_previous(OVERLAPS)
     length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
+    # Read without waiting for the count (volatile, or the compiler does wait); behind the last candidate it is not used.
+    listed = tl.load(candidates_ptr + item * candidate_width + tl.minimum(slot, candidate_width - 1), volatile=True)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
     )
@@ -62,13 +68,8 @@ def _leaf(
     if BUDGETED:
         keep = tl.maximum(top_k - forced, 0)
     extra = slot - found
-    listed = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < found, other=0)
     block = tl.where(extra < 0, listed, tl.where(extra < sink_end, extra, local_start + extra - sink_end))
     if (found > keep) & (extra < forced):
-        offs_d = tl.arange(0, BLOCK_D)
-        offs_n = tl.arange(0, BLOCK_N)
-        q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-        q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
         seen = (offs_n < BLOCK_SIZE) & (block * BLOCK_SIZE + offs_n <= position)
         k_at = block_start(k_ptr, k_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
         k = block_tile(k_at, k_strides[2], seen, offs_d, HEAD_DIM)
