@@ -341,6 +341,48 @@ def test_step_large(case: Case, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("in_graph", [False, True], ids=["launched", "replayed"])
+def test_overlapping_launches_change_nothing(in_graph: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose launches overlap, with no fill between them, against one launch after the other: bit for bit."""
+    from pyramidbench.kernels import decode_launch
+    from pyramidbench.kernels.decode_append import append
+    from pyramidbench.kernels.decode_step import step
+
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    case = LARGE[0]
+    q, k, v = drawn(case, torch.bfloat16, device)
+    first, rules = case.lengths[0] - 66, WalkRules(**case.rules)
+    results = []
+    for overlaps in (False, True):
+        monkeypatch.setattr(decode_launch, "OVERLAP", overlaps)
+        store = empty(case, torch.bfloat16, device)
+        append(store, k[:, :, :first], v[:, :, :first], None, None)
+        new = [x[:, :, first : first + 1].clone() for x in (k, v)]
+
+        def one(store: CacheStore = store, new: list[Tensor] = new) -> tuple[Tensor, Tensor]:
+            append(store, new[0], new[1], None, None)
+            return step(q, store, rules, 0.25)
+
+        found = [one()]
+        graph = torch.cuda.CUDAGraph()
+        if overlaps and in_graph:
+            with torch.cuda.graph(graph):
+                replayed = one()
+        for token in range(first + 1, case.lengths[0]):
+            for buffer, value in zip(new, (k, v)):
+                buffer.copy_(value[:, :, token : token + 1])
+            if overlaps and in_graph:
+                graph.replay()
+                found.append((replayed[0].clone(), replayed[1].clone()))
+            else:
+                found.append(one())
+        results.append(found)
+    for (out, lists), (expected, twin) in zip(*results, strict=True):
+        assert torch.equal(lists, twin)
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(
     "rules", [{}, {"leaf_score": "sub"}, {"branching": 4}], ids=["default", "parts", "branching-4"]
