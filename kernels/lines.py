@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -70,14 +71,18 @@ def over_blocks(vertical: Tensor, tiling: Tiling, reduce: Callable[[Tensor], Ten
     return reduce(pad(vertical, (0, tail)).unflatten(-1, (tiling.blocks, tiling.block_size)))
 
 
-def over_windows(slash: Tensor, tile: Tensor, tiling: Tiling, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
+def over_windows(slash: Tensor, tile: Tensor, tiling: Tiling, reduce: Callable[[Tensor, int, int], Tensor]) -> Tensor:
     """A value per distance joined over the distances between a tile and each block: [B, H, T, blocks].
 
-    reduce: joins windows of a width one apart, as max_pool1d does with stride 1. Right for blocks that end before the tile's
+    reduce: joins windows of a width that begin a stride apart, as max_pool1d does. Right for blocks that end before the tile's
     first query; distances that the probe does not know count 0.
     """
     width, start = tiling.query_tile + tiling.block_size - 1, slash.shape[-1]
-    joined = reduce(pad(slash, (0, width)), width)
     block = torch.arange(tiling.blocks, device=tile.device)
     nearest = tiling.first_position(tile)[:, None] - (block + 1) * tiling.block_size + 1
-    return joined[..., nearest.clamp(min=0, max=start)]
+    # The nearest distances of all tiles and blocks lie whole strides apart: no other window is asked for.
+    stride = gcd(tiling.query_tile, tiling.block_size)
+    phase = (tiling.offset + 1) % stride
+    windows = -(-start // stride) + 1  # the last one begins behind what is known
+    joined = reduce(pad(slash, (0, windows * stride + width))[..., phase:], width, stride)
+    return joined[..., ((nearest - phase) // stride).clamp(min=0, max=windows)]

@@ -18,6 +18,9 @@ from pyramidbench.tiling import Tiling
 PANEL_QUERIES = 64
 CHUNK_ELEMENTS = 1 << 22
 """Logits held at a time, 16 MiB in fp32: the fastest of 2^18 to 2^22 on two cores at 64k tokens (docs/performance.md)."""
+CUDA_CHUNKS = 16
+"""Times as many on a GPU, 256 MiB as for the torch rules (kernels.attending): at 256k tokens a walk over 128 rows a tile would
+otherwise be thousands of chunks of hundreds of launches each."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class Panels:
         return q[:, self.row].permute(1, 2, 0, 3, 4)
 
 
+def chunk_elements(device_type: str) -> int:
+    """Logits that the twins hold at a time on a kind of device."""
+    return CHUNK_ELEMENTS if device_type == "cpu" else CUDA_CHUNKS * CHUNK_ELEMENTS
+
+
 def panels_of(
     tiling: Tiling,
     rows_per_tile: int | None,
@@ -49,12 +57,12 @@ def panels_of(
 ) -> Iterator[Panels]:
     """Cut all tiles into chunks of panels: `columns` keys × rows of logits, and × D of gathered keys, fit `elements`.
 
-    rows_per_tile: evenly spaced rows that stand for each tile; None: all of them. elements: CHUNK_ELEMENTS if None.
+    rows_per_tile: evenly spaced rows that stand for each tile; None: all of them. elements: `chunk_elements` if None.
     """
     share = min(max(1, PANEL_QUERIES // tiling.query_tile), tiling.tiles)
     rows = min(rows_per_tile or tiling.query_tile, tiling.query_tile)
     panels = -(-tiling.tiles // share)
-    chunk = max(1, (elements or CHUNK_ELEMENTS) // max(1, max(share * rows * group, head_dim) * columns))
+    chunk = max(1, (elements or chunk_elements(device.type)) // max(1, max(share * rows * group, head_dim) * columns))
     for start in range(0, panels, chunk):
         panel = torch.arange(start, min(start + chunk, panels), device=device)
         tile = (panel[:, None] * share + torch.arange(share, device=device)).clamp(max=tiling.tiles - 1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.cost import StageCost, append_cost
-from pyramidbench.kernels.panels import CHUNK_ELEMENTS
+from pyramidbench.kernels.panels import chunk_elements
 from pyramidbench.kernels.pyramid import walked_levels, whole_parts
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
@@ -56,7 +56,7 @@ def walk_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[Stage
 def walk_workspace(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     """Bytes held besides inputs and output: pyramid, block lists, fp32 copies of one head's keys, one chunk of logits."""
     head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-    logits = min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+    logits = min(chunk_elements(problem.device), problem.group * problem.seq_len_q * problem.seq_len_kv)
     held = pyramid_bytes(problem, tiling, rules) + lists_bytes(problem, tiling, rules)
     return held + head_copies + 6.0 * 4 * logits
 
@@ -65,7 +65,9 @@ def attention_scratch(problem: Problem) -> float:
     """Bytes that the attention twin holds: fp32 copies of one head's keys and values, and of a chunk the gathered keys and
     values, the logits and their mask."""
     head_copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-    return head_copies + 4.0 * 4 * min(CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+    return head_copies + 4.0 * 4 * min(
+        chunk_elements(problem.device), problem.group * problem.seq_len_q * problem.seq_len_kv
+    )
 
 
 def pyramid_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:

@@ -81,7 +81,7 @@ class FlexPrefill(ProbedMethod):
         tiling = self.tiling(problem)
         columns, slashes = (_fewest_lines(sums, self.top_p).to(sums.dtype) for sums in (lines.vertical, lines.slash))
         held = over_blocks(columns, tiling, lambda keys: keys.amax(-1))[:, :, None]
-        return (held + over_windows(slashes, tile, tiling, lambda x, width: max_pool1d(x, width, stride=1))) > 0
+        return (held + over_windows(slashes, tile, tiling, max_pool1d)) > 0
 
 
 def _shares(queries: Tensor, means: Tensor, sees: Tensor, problem: Problem) -> Tensor:

@@ -48,7 +48,7 @@ class VerticalSlash(ProbedMethod):
             scores = torch.zeros(*q.shape[:2], len(tile), tiling.blocks, device=q.device)
             return top_blocks(scores, tile, tiling, forced, keep)
         columns = over_blocks(lines.vertical, tiling, lambda keys: keys.sum(-1))[:, :, None]
-        slashes = over_windows(lines.slash, tile, tiling, lambda x, width: width * avg_pool1d(x, width, stride=1))
+        slashes = over_windows(lines.slash, tile, tiling, lambda x, width, step: width * avg_pool1d(x, width, step))
         block = torch.arange(tiling.blocks, device=q.device)
         may = tiling.complete(block, tile[:, None], self.block_size) & ~forced.contains(block.expand(len(tile), -1), 1)
         best = top_n_indices(torch.where(may, columns, -torch.inf), (keep * self.vertical).long())

@@ -56,11 +56,14 @@ class XAttention(ShareMethod):
         first, end = int(tile[0]) * self.query_tile, (int(tile[-1]) + 1) * self.query_tile
         rows = q[:, :, first:end].to(summary.dtype)
         rows = torch.nn.functional.pad(rows, (0, 0, 0, end - first - rows.shape[2])) * (problem.scale / stride)
+        square = torch.arange(summary.shape[2], device=q.device)
+        sees = tiling.complete(square, tile[:, None], stride).expand(len(tile), -1)
+        # No tile of this part sees the squares behind the last one's: half of all products, over the whole of a sequence.
+        used = max(1, int(sees[-1].sum()))
+        summary, sees = summary[:, :, :used], sees[:, :used]
         # The last query of a square meets its first key: the antidiagonal. Of shape [B, G, group, T, squares, stride·D]
         rows = rows.unflatten(2, (len(tile), -1, stride)).flip(4).flatten(4).unflatten(1, (problem.kv_heads, -1))
         logits = (rows.flatten(2, 4) @ summary.mT).unflatten(2, rows.shape[2:5])
-        square = torch.arange(summary.shape[2], device=q.device)
-        sees = tiling.complete(square, tile[:, None], stride).expand(len(tile), -1)
         weights = logits.masked_fill_(~sees[:, None], -torch.inf).softmax(-1)
         real = first + torch.arange(0, end - first, stride, device=q.device) < problem.seq_len_q
         real = real.view(len(tile), -1, 1) & sees.any(-1)[:, None, None]

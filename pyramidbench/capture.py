@@ -2,7 +2,8 @@
 
 The model's attention is replaced by a recorder that writes each chosen layer as it is produced. The forward pass stops
 at the last chosen layer: no logits, no key/value cache. Memory: the weights, one layer's activations, and the copy
-that is being written.
+that is being written. On a GPU attention runs in a kernel that holds no matrix of weights, so that all of it grows with the
+number of tokens and not with its square.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 import torch
 
 from pyramidbench.capture_file import DTYPE_CODES, CaptureMetadata, CaptureWriter
+from pyramidbench.device import pick_device
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.inputs import CAPTURE_SUFFIX
-from pyramidbench.model_files import ModelSource, Say, find_model, import_transformers, load_model, silent
+from pyramidbench.model_files import ModelSource, Say, find_model, import_transformers, load_config, load_model, silent
 from pyramidbench.recorder import LayerSizes, Recorder, run_model
+from pyramidbench.rope_scaling import RopeScaling, scale_positions
 from pyramidbench.texts import Passage, read_passage
 
 DEFAULT_LAYERS = 5
@@ -30,52 +33,60 @@ DEFAULT_LAYERS = 5
 
 @dataclass(frozen=True)
 class CaptureReport:
-    """What a capture wrote: `metadata` as in the file, the file's size in bytes, and how long it took."""
+    """What a capture wrote: `metadata` as in the file, the file's size, how long it took, and the peak of a GPU's memory."""
 
     path: Path
     metadata: CaptureMetadata
     size_bytes: int
     seconds: float
+    peak_memory_bytes: int | None = None
 
 
 def capture(
-    model: str,
-    text: Path | None,
-    out: Path,
-    layers: Sequence[int] | None = None,
-    tokens: int = 8192,
-    dtype: str = "float16",
-    gguf_file: str | None = None,
-    device: str = "cpu",
+    model: str, text: Path | None, out: Path, layers: Sequence[int] | None = None, tokens: int = 8192,
+    dtype: str = "float16", gguf_file: str | None = None, device: str = "cpu", rope_scaling: str | None = None,
     progress: Say | None = None,
-) -> CaptureReport:
+) -> CaptureReport:  # fmt: skip
     """Run a model on the first `tokens` tokens of a text and write q, k and v of some layers to `out`.
 
     model: "smollm2" (fetched on first use), a Hugging Face hub name, a folder, or a path ending in .gguf; `gguf_file`
     names a GGUF file in a folder or a hub repository. text: a UTF-8 file, or None for the Python standard library's
-    source. layers: default five, evenly spaced over those with full attention. dtype: what is stored (float16, bfloat16
-    or float32). progress: called with one line of text at each step. `out` appears whole or not at all.
+    source. layers: default five, evenly spaced over those with full attention. dtype: what is stored. device: auto, cpu
+    (runs in float32) or cuda (in bfloat16 where the weights are float32). rope_scaling: for more tokens than positions,
+    "yarn", "dynamic" or "linear", or with a factor ("yarn:32"). progress: gets a line of text at each step.
 
     Raises:
-        UserError: a model, text, layer, length, dtype or path that cannot be used; the message says what can.
+        UserError: a model, text, layer, length, dtype, device or path that cannot be used; the message says what can.
     """
     started = time.perf_counter()
     say = progress or silent
     stored = _stored_dtype(dtype)
     _check_request(out, tokens)
-    passage = read_passage(text)
+    place, passage = pick_device(device), read_passage(text)
     source = find_model(model, gguf_file, say)
-    network, tokenizer = load_model(source, device)
-    config = network.config.get_text_config()
-    chosen = _choose_layers(config, layers)
-    ids = _token_ids(tokenizer, passage, tokens, getattr(config, "max_position_embeddings", None))
-    say(f"running {source.name} on {tokens} tokens of {passage.label}")
+    config = load_config(source)
+    chosen = _choose_layers(config.get_text_config(), layers)
+    scaling = scale_positions(rope_scaling, tokens, config.get_text_config())
+    network, tokenizer = load_model(source, place.type, config, running_dtype(config, place))
+    ids = torch.tensor([token_ids(tokenizer, passage, tokens)], device=place)
+    say(f"running {source.name} on {tokens} tokens of {passage.label}{f', {scaling.told}' if scaling else ''}")
     with CaptureWriter(out, len(chosen)) as writer:
         recorder = Recorder(writer, chosen, stored, say)
-        run_model(network, torch.tensor([ids], device=device), recorder)
-        metadata = _metadata(source, passage, tokens, chosen, recorder.sizes(), _rope_theta(config))
+        peak = run_model(network, ids, recorder)
+        origin = Origin(source, passage, f"{str(network.dtype).removeprefix('torch.')} on {place.type}", scaling)
+        metadata = _metadata(origin, tokens, chosen, recorder.sizes(), _rope_theta(network.config.get_text_config()))
         writer.finish(metadata)
-    return CaptureReport(out, metadata, out.stat().st_size, time.perf_counter() - started)
+    return CaptureReport(out, metadata, out.stat().st_size, time.perf_counter() - started, peak)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where tensors come from: model, text, what the model ran in (such as "float32 on cpu"), and its scaled positions."""
+
+    source: ModelSource
+    passage: Passage
+    ran: str
+    scaling: RopeScaling | None
 
 
 def _check_request(out: Path, tokens: int) -> None:
@@ -110,9 +121,14 @@ def _choose_layers(config: Any, layers: Sequence[int] | None) -> tuple[int, ...]
     return tuple(sorted(set(layers)))
 
 
-def _token_ids(tokenizer: Any, passage: Passage, tokens: int, longest: int | None) -> list[int]:
-    if longest is not None and tokens > longest:
-        raise UserError(f"{tokens} tokens are more than the model's {longest} positions; ask for at most {longest}.")
+def running_dtype(config: Any, device: torch.device) -> str | None:
+    """None: float32 on a CPU, and what the weights are on a GPU, but for float32, which its attention kernels do not take."""
+    wide = str(getattr(config, "dtype", None)).removeprefix("torch.") in ("None", "float32")
+    return "bfloat16" if device.type == "cuda" and wide else None
+
+
+def token_ids(tokenizer: Any, passage: Passage, tokens: int) -> list[int]:
+    """The first `tokens` tokens of a text. Raises UserError where it has fewer."""
     # A prefix is enough of a long text: a token is rarely longer than 32 characters.
     start = passage.text[: 32 * tokens]
     ids = tokenizer(start, verbose=False).input_ids
@@ -127,22 +143,19 @@ def _token_ids(tokenizer: Any, passage: Passage, tokens: int, longest: int | Non
 
 
 def _metadata(
-    source: ModelSource,
-    passage: Passage,
-    tokens: int,
-    layers: tuple[int, ...],
-    sizes: LayerSizes,
-    rope_theta: float | None,
+    origin: Origin, tokens: int, layers: tuple[int, ...], sizes: LayerSizes, rope_theta: float | None
 ) -> CaptureMetadata:
+    made_by = f"pyramidbench {version('pyramidbench')}, transformers {import_transformers().__version__}"
     return CaptureMetadata(
-        model=source.name,
-        model_sha256=source.sha256,
-        text=passage.label,
-        text_sha256=passage.sha256,
+        model=origin.source.name,
+        model_sha256=origin.source.sha256,
+        text=origin.passage.label,
+        text_sha256=origin.passage.sha256,
         tokens=tokens,
         layers=layers,
         rope_theta=rope_theta,
-        created_by=f"pyramidbench {version('pyramidbench')}, transformers {import_transformers().__version__}",
+        created_by=f"{made_by}, {origin.ran}",
+        rope_scaling=origin.scaling,
         **dataclasses.asdict(sizes),
     )
 

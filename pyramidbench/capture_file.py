@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pyramidbench.errors import UserError
+from pyramidbench.rope_scaling import RopeScaling
 
 FORMAT = "pyramidbench-capture"
 VERSION = "1"
@@ -31,7 +32,8 @@ class CaptureMetadata:
     """What a capture says about itself. `scale` is the model's softmax scale; None is an unknown or absent value.
 
     `model` is a hub name, a folder's or a file's name; `model_sha256` the checksum of its weights where they are one
-    file. `text` labels the text, `text_sha256` is that of the whole text, of which `tokens` tokens were used.
+    file. `text` labels the text, `text_sha256` is that of the whole text, of which `tokens` tokens were used. `rope_scaling`
+    is what was done to the positions for a context beyond the trained one.
     """
 
     model: str
@@ -47,6 +49,7 @@ class CaptureMetadata:
     rope_theta: float | None
     scale: float
     created_by: str
+    rope_scaling: RopeScaling | None = None
     format: str = FORMAT
     version: str = VERSION
 
@@ -63,7 +66,7 @@ class CaptureMetadata:
     def from_text(cls, text: dict[str, str]) -> CaptureMetadata:
         """The inverse of `to_text`. Raises pydantic's ValidationError where a key is missing or has a wrong value."""
         optional = {"model_sha256": None, "rope_theta": None}
-        values = {key: json.loads(value) if key == "layers" else value for key, value in text.items()}
+        values = {key: json.loads(value) if key in ("layers", "rope_scaling") else value for key, value in text.items()}
         return TypeAdapter(cls).validate_python({**optional, **values})
 
 
@@ -85,8 +88,15 @@ class InputDescription:
 
     @property
     def label(self) -> str:
-        """Model and text, such as "smollm2-135m-instruct:python-stdlib"."""
-        return f"{self.metadata.model.rpartition('/')[2].lower()}:{self.metadata.text}"
+        """Model and text, such as "smollm2-135m-instruct:python-stdlib"; the model's positions too, where they were scaled."""
+        scaling = self.metadata.rope_scaling
+        model = self.metadata.model.rpartition("/")[2].lower() + (f"+{scaling.name}" if scaling else "")
+        return f"{model}:{self.metadata.text}"
+
+    @property
+    def prefixes_stand(self) -> bool:
+        """Whether the first tokens are what a capture of so many tokens would hold."""
+        return self.metadata.rope_scaling is None or self.metadata.rope_scaling.prefixes_stand
 
 
 def describe_capture(path: Path) -> InputDescription:

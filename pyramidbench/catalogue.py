@@ -8,9 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from pyramidbench.errors import unknown
 from pyramidbench.facts import Facts, facts
-from pyramidbench.inputs import synthetic_names, synthetic_summary
+from pyramidbench.inputs import input_summary, synthetic_names, synthetic_summary
 from pyramidbench.registry import all_names, create, method_class, preset_names
 from pyramidbench.suite import load_suite, suite_names
 
@@ -49,9 +48,7 @@ def describe_one(what: str, name: str) -> str:
     if what == "suites":
         suite = load_suite(name)
         return f"{suite.name}: {suite.description}\n{suite.model_dump_json(indent=1, by_alias=True, exclude_none=True)}"
-    if name not in synthetic_names():
-        raise unknown("input", name, synthetic_names())
-    return synthetic_summary(name)
+    return input_summary(name)
 
 
 def _describe_method(name: str) -> str:

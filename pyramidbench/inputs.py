@@ -18,6 +18,7 @@ __all__ = [
     "InputDescription",
     "describe_input",
     "input_label",
+    "input_summary",
     "load_inputs",
     "measures_quality",
     "quality_source",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 CAPTURE_SUFFIX = ".safetensors"
+CAPTURED = "captured"
 
 
 def synthetic_names() -> tuple[str, ...]:
@@ -61,6 +63,28 @@ def input_label(name: str) -> str:
     return name if description is None else description.label
 
 
+def input_summary(name: str) -> str:
+    """What an input is: of a synthetic one its model, of a capture what its header says.
+
+    Raises:
+        UserError: as `describe_input`.
+    """
+    held = describe_input(name)
+    if held is None:
+        return synthetic_summary(name)
+    origin, scaling = held.metadata, held.metadata.rope_scaling
+    lines = [
+        f"{held.label}: the attention of {origin.model} on the text {origin.text}, {quality_source(name)}",
+        f"{held.seq_len} tokens; {held.heads} query heads on {held.kv_heads} key/value heads of {held.head_dim}; "
+        f"stored as {held.dtype}",
+        f"layers {', '.join(map(str, held.layers))}",
+        f"made by {origin.created_by}",
+    ]
+    if scaling is not None and held.seq_len > scaling.trained_tokens:
+        lines.insert(1, f"a context {held.seq_len / scaling.trained_tokens:g} times as long as the trained one")
+    return "\n".join(lines)
+
+
 def measures_quality(name: str) -> bool:
     """Whether quality on this input means anything: not on `normal`, whose attention has nothing to find."""
     return name != "normal"
@@ -70,11 +94,12 @@ def quality_source(name: str) -> str:
     """What quality on this input rests on; for random tensors, that it is no measure.
 
     Raises:
-        UserError: a name that is neither a synthetic input nor ends in .safetensors. The file is not read.
+        UserError: as `describe_input`.
     """
-    if name.endswith(CAPTURE_SUFFIX):
-        return "captured"
-    _model(name)
+    held = describe_input(name)
+    if held is not None:
+        scaling = held.metadata.rope_scaling
+        return CAPTURED if scaling is None else f"{CAPTURED}, {scaling.told}"
     return f"structured ({name})" if measures_quality(name) else "random tensors: no measure of quality"
 
 
@@ -151,6 +176,11 @@ def _check_sizes(cell: Cell, description: InputDescription) -> None:
         raise UserError(
             f"input '{cell.input}' holds {longest} tokens, given a length of {cell.seq_len_kv}; "
             f"ask for at most {longest}, or capture more tokens."
+        )
+    if cell.seq_len_kv != longest and not description.prefixes_stand:
+        raise UserError(
+            f"input '{cell.input}' was captured at {longest} tokens under a scaling that depends on their number, given a "
+            f"length of {cell.seq_len_kv}; ask for {longest}, or capture that length."
         )
     if cell.seq_len > cell.seq_len_kv:
         raise UserError(

@@ -133,19 +133,25 @@ def converted_gguf(gguf: Path, name: str, say: Say) -> ModelSource:
     return ModelSource(name, str(folder), digest)
 
 
-def load_model(source: ModelSource, device: str) -> tuple[Any, Any]:
+def load_config(source: ModelSource) -> Any:
+    """The model's configuration, without its weights. Raises UserError where transformers is missing or cannot load it."""
+    transformers = import_transformers()
+    with _loading(source.name):
+        return transformers.AutoConfig.from_pretrained(source.location)
+
+
+def load_model(source: ModelSource, device: str, config: Any = None, dtype: str | None = None) -> tuple[Any, Any]:
     """The causal language model, in evaluation mode on `device`, and its tokenizer.
 
-    Weights are float32 on a CPU and keep the checkpoint's own dtype elsewhere.
-
-    Raises:
-        UserError: transformers is missing or cannot load it.
+    config: instead of the model's own. dtype: of the weights; without it float32 on a CPU and the checkpoint's own elsewhere.
+    Raises UserError as `load_config`.
     """
     transformers = import_transformers()
     with _loading(source.name), _no_progress_bars(transformers):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source.location)
-        dtype = "float32" if device == "cpu" else "auto"
-        model = transformers.AutoModelForCausalLM.from_pretrained(source.location, dtype=dtype)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            source.location, config=config, dtype=dtype or ("float32" if device == "cpu" else "auto")
+        )
     return model.to(device).eval(), tokenizer
 
 

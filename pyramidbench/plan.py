@@ -233,6 +233,8 @@ def _input_limit(cell: Cell, held: InputDescription | None) -> str | None:
         return None
     if max(cell.seq_len, cell.seq_len_kv) > held.seq_len:
         return f"the capture holds {held.seq_len} tokens"
+    if cell.seq_len_kv != held.seq_len and not held.prefixes_stand:
+        return f"the capture is of {held.seq_len} tokens under a scaling that depends on their number: no other length"
     if cell.seq_len > cell.seq_len_kv:
         return f"a capture has one query for each key; it cannot give {cell.seq_len} queries on {cell.seq_len_kv} keys"
     return None

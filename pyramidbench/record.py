@@ -44,7 +44,9 @@ class Record(BaseModel):
         alias="pass",
         description="forward, backward (the gradients alone), train (both), or decode (a step of generation)",
     )
-    input: str | None = _column("what fed the cell: a synthetic input's name, or a capture's model and text")
+    input: str | None = _column(
+        "what fed the cell: a synthetic input's name, or a capture's model (and the scaling of its positions, if any) and text"
+    )
     layer: int | None = _column("layer of a captured model that the tensors come from")
     seq_len: int | None = _column("queries, tokens")
     seq_len_kv: int | None = _column("keys, tokens")
@@ -172,7 +174,9 @@ class Record(BaseModel):
         "query tiles per head that recall and mass were judged on: all of them where the mass kernel runs, else evenly "
         "spaced ones; output_error is always measured on evenly spaced ones"
     )
-    quality_source: str | None = _column("captured, structured, or why quality does not count here")
+    quality_source: str | None = _column(
+        "captured (and how positions were scaled, if they were), structured, or why quality does not count here"
+    )
     recall_by_head: list[float | None] | None = _column(
         "mean recall of each set of blocks (key/value heads, or query heads)"
     )

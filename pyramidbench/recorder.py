@@ -6,11 +6,13 @@ to the capture at once, and computes exact attention.
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyramidbench.capture_file import CaptureWriter
 from pyramidbench.errors import UserError
@@ -20,6 +22,8 @@ from pyramidbench.model_files import Say, import_transformers
 INTERFACE = "pyramidbench_capture"
 # Arguments of the interface under which attention is no plain softmax over the keys: no exact reference would hold.
 NOT_PLAIN = ("softcap", "s_aux", "sinks", "position_bias")
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+"""The kernels that hold no matrix of weights: at 256k tokens one of 9 heads would take 1.2 TB in bf16."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +68,18 @@ class Recorder:
             self._record(layer, query, key, value, attention_mask, scale)
         if len(self.seen) == len(self.chosen):
             raise _LastLayer
-        output = torch.nn.functional.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=attention_mask,
-            is_causal=attention_mask is None,
-            scale=scale,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+        # A layer with a mask of its own gets whatever kernel takes one: its matrix is there anyway.
+        streams = query.device.type == "cuda" and attention_mask is None
+        with sdpa_kernel(FUSED) if streams else nullcontext():
+            output = torch.nn.functional.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=attention_mask,
+                is_causal=attention_mask is None,
+                scale=scale,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
         return output.transpose(1, 2).contiguous(), None
 
     def _record(self, layer: int, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> None:
@@ -101,8 +108,8 @@ class Recorder:
         return next(iter(self.seen.values()))
 
 
-def run_model(network: Any, ids: Tensor, recorder: Recorder) -> None:
-    """The forward pass up to the last chosen layer, with `recorder` as the attention."""
+def run_model(network: Any, ids: Tensor, recorder: Recorder) -> int | None:
+    """The forward pass up to the last chosen layer, with `recorder` as the attention. Returns a GPU's peak memory in bytes."""
     transformers = import_transformers()
     from transformers.masking_utils import sdpa_mask
 
@@ -115,8 +122,9 @@ def run_model(network: Any, ids: Tensor, recorder: Recorder) -> None:
     network.set_attn_implementation(INTERFACE)
     if body.config._attn_implementation != INTERFACE:
         raise UserError(f"model class {name} does not let its attention be replaced; use another model.")
-    try:
-        with torch.inference_mode():
-            body(input_ids=ids, use_cache=False)
-    except _LastLayer:
-        return
+    on_gpu = ids.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with torch.inference_mode(), suppress(_LastLayer):
+        body(input_ids=ids, use_cache=False)
+    return torch.cuda.max_memory_allocated() if on_gpu else None

@@ -8,6 +8,7 @@ import pandas as pd
 
 from pyramidbench.comparable import fullest_length, usual_budget
 from pyramidbench.frame import Setting, failed, measured, settings
+from pyramidbench.inputs import CAPTURED
 from pyramidbench.units import integer, is_missing, milliseconds, percent, ratio, share, tokens
 
 GOOD = 0.99
@@ -165,11 +166,23 @@ def _name(row: pd.Series) -> str:
     return f"{row['label']} (K {integer(row['top_k'])}, tile {integer(row['query_tile'])})"
 
 
-def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
+def _quality_notes(sources: set[str]) -> list[str]:
+    """What quality rests on, where that is not a model inside the context that it was trained on."""
+    stretched = sorted(text for text in sources if text.startswith(f"{CAPTURED}, "))
+    others = sorted(sources - {CAPTURED, *stretched})
     notes = []
-    sources = sorted({str(text) for text in summary["quality_source"].dropna() if text != "captured"})
-    if sources:
-        notes.append(f"Quality was not measured on a captured model everywhere: {'; '.join(sources)}.")
+    if stretched:
+        notes.append(
+            f"The model was captured beyond the context that it was trained on ({'; '.join(stretched)}): quality is what a "
+            "method keeps of that attention, which no training has fitted to such lengths."
+        )
+    if others:
+        notes.append(f"Quality was not measured on a captured model everywhere: {'; '.join(others)}.")
+    return notes
+
+
+def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
+    notes = _quality_notes({str(text) for text in summary["quality_source"].dropna()})
     if (summary["latency_s"].notna() & (summary["status"] == "low_n")).any():
         notes.append("Times marked ~ rest on fewer than 20 samples.")
     if (summary["status"] == "throttled").any():

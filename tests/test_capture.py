@@ -13,15 +13,19 @@ from torch import Tensor
 
 from pyramidbench.capture import CaptureReport, capture
 from pyramidbench.capture_file import describe_capture, read_layer
+from pyramidbench.catalogue import describe_one
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
-from pyramidbench.inputs import load_inputs
+from pyramidbench.inputs import input_label, load_inputs, quality_source
 from pyramidbench.model_files import find_model, load_model, silent
+from pyramidbench.plan import Estimator, Rates, plan
+from pyramidbench.rope_scaling import RopeScaling
 from pyramidbench.texts import stdlib_text
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 TOKENS = 48
 LAYERS = 3
+POSITIONS = 64
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +37,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def save_model(folder: Path, config_class: Any, extra: dict[str, object]) -> Path:
     config = config_class(
         vocab_size=260, hidden_size=48, intermediate_size=64, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=64, bos_token_id=None, eos_token_id=None,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=POSITIONS, bos_token_id=None, eos_token_id=None,
         pad_token_id=None, **extra,
     )  # fmt: skip
     torch.manual_seed(0)
@@ -111,7 +115,7 @@ def test_the_file_says_what_it_holds(tiny: Path, text: Path, tmp_path: Path) -> 
     assert (metadata.scale, metadata.rope_theta) == (0.25, 10000.0)
     assert metadata.text_sha256 == hashlib.sha256(text.read_bytes()).hexdigest()
     assert metadata.model_sha256 == hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()
-    assert re.fullmatch(r"pyramidbench \S+, transformers \S+", metadata.created_by)
+    assert re.fullmatch(r"pyramidbench \S+, transformers \S+, float32 on cpu", metadata.created_by)
     assert [line for line in lines if "written" in line] == ["layer 0 written (1 of 2)", "layer 2 written (2 of 2)"]
 
 
@@ -134,7 +138,10 @@ def test_layers_are_evenly_spaced_by_default(tiny: Path, text: Path, tmp_path: P
     [
         ({"layers": [0, 3]}, r"layer 3 given; the model has layers 0 to 2"),
         ({"layers": []}, r"no layer given"),
-        ({"tokens": 65}, r"65 tokens are more than the model's 64 positions; ask for at most 64"),
+        (
+            {"tokens": 65},
+            r"65 tokens are more than the model's 64 positions; ask for at most 64, or .* --rope-scaling yarn",
+        ),
         ({"tokens": 1}, r"at least 2 tokens, given 1"),
         ({"dtype": "float61"}, r"unknown capture dtype 'float61'\. Did you mean 'float16'"),
     ],
@@ -145,6 +152,104 @@ def test_a_request_that_the_model_cannot_meet(
     with pytest.raises(UserError, match=message):
         run(tiny, text, tmp_path / "tiny.safetensors", **changes)
     assert [path.name for path in tmp_path.iterdir()] == ["essay.txt"]
+
+
+@pytest.mark.parametrize("asked", ["yarn", "linear:4", "dynamic", "yarn:8"])
+def test_a_context_beyond_the_trained_one_says_so(tiny: Path, tmp_path: Path, asked: str) -> None:
+    """The file holds what transformers computes under that scaling, and says that it was scaled and how."""
+    kind, _, given = asked.partition(":")
+    factor = float(given or {"dynamic": 1.0}.get(kind, 2.0))
+    text = tmp_path / "long.txt"
+    text.write_text("It is a truth universally acknowledged. " * 8, encoding="utf-8")
+    out = tmp_path / "long.safetensors"
+    metadata = run(tiny, text, out, tokens=2 * POSITIONS, layers=[1], rope_scaling=asked).metadata
+    assert metadata.rope_scaling == RopeScaling(kind, factor, POSITIONS)
+    assert describe_capture(out).metadata == metadata
+    assert input_label(str(out)) == f"tiny-llama+{kind}-x{factor:g}:long"
+    assert quality_source(str(out)) == f"captured, positions scaled by {kind} {factor:g}, trained on {POSITIONS}"
+    summary = describe_one("inputs", str(out))
+    assert "a context 2 times as long as the trained one" in summary
+    assert quality_source(str(out)) in summary
+    config = transformers.AutoConfig.from_pretrained(tiny)
+    config.rope_parameters = {"rope_theta": 1e4, "rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        config.rope_parameters["original_max_position_embeddings"] = POSITIONS
+    keys = keys_of_layer(tiny, text, 2 * POSITIONS, 1, config)
+    torch.testing.assert_close(read_layer(out, 1, 1, 2 * POSITIONS)[1], keys)
+
+
+def keys_of_layer(tiny: Path, text: Path, tokens: int, layer: int, config: Any) -> Tensor:
+    """Keys [1, G, N, D] after the position encoding, from transformers' own cache."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny, config=config).eval()
+    ids = byte_tokenizer()(text.read_text(encoding="utf-8")).input_ids[:tokens]
+    with torch.no_grad():
+        held: Tensor = model(torch.tensor([ids])).past_key_values.layers[layer].keys
+    return held
+
+
+@pytest.mark.parametrize(("asked", "stands"), [("yarn:4", True), ("linear:4", True), ("dynamic", False)])
+def test_a_prefix_is_a_capture_of_its_own_where_the_scaling_allows(
+    tiny: Path, tmp_path: Path, asked: str, stands: bool
+) -> None:
+    """The first tokens of a long capture are the capture of so many tokens; under dynamic scaling they are not."""
+    text = tmp_path / "long.txt"
+    text.write_text("It is a truth universally acknowledged. " * 8, encoding="utf-8")
+    long, short = tmp_path / "long.safetensors", tmp_path / "short.safetensors"
+    run(tiny, text, long, tokens=4 * POSITIONS, layers=[1], rope_scaling=asked)
+    run(tiny, text, short, tokens=2 * POSITIONS, layers=[1], rope_scaling=asked)
+    length = 2 * POSITIONS
+    same = [
+        torch.allclose(a, b, atol=1e-4)
+        for a, b in zip(read_layer(long, 1, length, length), read_layer(short, 1, length, length))
+    ]
+    assert all(same) == stands
+    cell = Cell(
+        method="dense",
+        input=str(long),
+        heads=4,
+        kv_heads=2,
+        head_dim=16,
+        head_dim_v=16,
+        seq_len=length,
+        seq_len_kv=length,
+    )
+    (planned,) = plan([cell], Estimator(Rates(1e9, 1e9), "cpu", 1.0), budget_s=60, memory_bytes=1e9)
+    assert planned.verdict == ("run" if stands else "unsupported")
+    if stands:
+        load_inputs(cell, torch.device("cpu"))
+        return
+    assert "depends on their number" in str(planned.reason)
+    with pytest.raises(UserError, match="ask for 256, or capture that length"):
+        load_inputs(cell, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "tokens", "message"),
+    [
+        ("yorn", 128, r"unknown --rope-scaling 'yorn'\. Did you mean 'yarn'"),
+        (
+            "yarn:half",
+            128,
+            r"--rope-scaling 'yarn:half': accepted is a factor of at least 1 after the colon, as yarn:8",
+        ),
+        ("linear:0.5", 128, r"--rope-scaling 'linear:0\.5': accepted is a factor"),
+        ("yarn:2", 200, r"200 tokens on 64 positions give the factor 3\.125; give one above 1 that is at least that"),
+        ("yarn", 48, r"give the factor 0\.75; .*or leave --rope-scaling out where the tokens fit"),
+        ("dynamic", 64, r"64 tokens fit in the 64 positions; leave --rope-scaling out"),
+    ],
+)
+def test_a_scaling_that_does_not_fit(
+    tiny: Path, text: Path, tmp_path: Path, asked: str, tokens: int, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run(tiny, text, tmp_path / "tiny.safetensors", tokens=tokens, rope_scaling=asked)
+
+
+def test_a_model_that_scales_its_positions_already(text: Path, tmp_path: Path) -> None:
+    scaled = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}
+    folder = save_model(tmp_path / "scaled", transformers.LlamaConfig, scaled)
+    with pytest.raises(UserError, match="needs a model with plain rotary positions; this one has: linear"):
+        run(folder, text, tmp_path / "scaled.safetensors", tokens=70, rope_scaling="yarn")
 
 
 def test_a_text_that_is_too_short(tiny: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from pyramidbench.inputs import (
     quality_source,
     synthetic_names,
 )
+from pyramidbench.rope_scaling import RopeScaling
 
 CPU = torch.device("cpu")
 METADATA = CaptureMetadata(
@@ -72,11 +73,14 @@ def make_capture(tmp_path: Path) -> MakeCapture:
     return make
 
 
-def test_quality_source() -> None:
+def test_quality_source(make_capture: MakeCapture) -> None:
     assert quality_source("topics") == "structured (topics)"
     assert quality_source("needles") == "structured (needles)"
     assert quality_source("normal") == "random tensors: no measure of quality"
-    assert quality_source("a/file.safetensors") == "captured"
+    assert quality_source(str(make_capture())) == "captured"
+    scaled = dataclasses.replace(METADATA, rope_scaling=RopeScaling("yarn", 2.5, 16))
+    assert quality_source(str(make_capture(scaled))) == "captured, positions scaled by yarn 2.5, trained on 16"
+    assert input_label(str(make_capture(scaled))) == "tiny-model+yarn-x2.5:essay"
     assert [name for name in synthetic_names() if not measures_quality(name)] == ["normal"]
 
 

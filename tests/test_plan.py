@@ -37,7 +37,7 @@ def estimator(rates: Rates = FAST, timing_s: float = 2.0) -> Estimator:
 def judge(
     one: Cell, *, rates: Rates = FAST, budget_s: float = PLENTY, memory_bytes: float = PLENTY, tokens: int | None = None
 ) -> PlannedCell:
-    held = None if tokens is None else cast(InputDescription, SimpleNamespace(seq_len=tokens))
+    held = None if tokens is None else cast(InputDescription, SimpleNamespace(seq_len=tokens, prefixes_stand=True))
     (planned,) = plan([one], estimator(rates), budget_s=budget_s, memory_bytes=memory_bytes, describe=lambda _: held)
     return planned
 

@@ -24,6 +24,8 @@ def main() -> None:
     if lacking:
         parser.error(f"{asked.source} holds the layers {held.layers}, not {sorted(lacking)}")
     tokens = min(asked.tokens or held.seq_len, held.seq_len)
+    if tokens < held.seq_len and not held.prefixes_stand:
+        parser.error(f"{asked.source} was scaled by a rule that depends on the length; leave --tokens out")
     with CaptureWriter(asked.out, len(asked.layers)) as writer:
         for layer in asked.layers:
             writer.add(layer, *read_layer(asked.source, layer, tokens, tokens))

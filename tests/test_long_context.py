@@ -1,0 +1,106 @@
+"""What runs at 256k tokens on a GPU, as far as a CPU can tell: the suite's cells fit, and the scripts around it work."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from pyramidbench.capture_file import CaptureMetadata, CaptureWriter
+from pyramidbench.kernels import backends
+from pyramidbench.rope_scaling import RopeScaling
+from pyramidbench.suite import load_suite
+
+SCRIPTS = Path(__file__).parent / "gpu"
+LONGEST = 262144
+BY_RULE_IN_TORCH = {
+    "nsa", "infllm2", "vertical_slash", "xattention", "xattention:top_k", "spargeattn", "spargeattn:top_k", "flexprefill",
+    "sliding_window", "random_blocks",
+}  # fmt: skip
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.skipif(not backends.HAS_TRITON, reason="without Triton no kernel is planned for a GPU")
+def test_the_suite_methods_fits_one_gpu_on_a_capture_of_256k_tokens() -> None:
+    """Every cell can run, with a few GiB besides its tensors; walks and attention in kernels, only rules of torch in torch."""
+    held = script("compile_suite").described("9:3", 64)
+    cells = load_suite("methods").cells(lambda _: held, capture="any.safetensors")
+    assert {cell.seq_len for cell in cells} == {16384, 65536, LONGEST}
+    for cell in cells:
+        method, problem = cell.make_method(), cell.problem("cuda")
+        assert method.unsupported(problem) is None
+        assert method.cost(problem).workspace_bytes < 8 * 2**30
+        if method.kind == "dense" or cell.method == "flex":
+            continue
+        in_torch = method.backend(problem) == "reference+triton"
+        assert in_torch or method.backend(problem) == "triton"
+        assert in_torch == (cell.method in BY_RULE_IN_TORCH)
+
+
+def test_compile_suite_calls_each_cell_once(tmp_path: Path) -> None:
+    compiling = script("compile_suite")
+    path = tmp_path / "two.toml"
+    path.write_text(
+        'name = "two"\n[[grid]]\nseq = "128, 256"\ninput = "capture"\ntop_k = [1, 2]\nquery_tile = 64\n'
+        'methods = ["dense:flash", "flat", {method = "xattention", top_p = 0.9}]\n'
+    )
+    cells = load_suite(str(path)).cells(lambda _: compiling.described("4:2", 16), capture="any.safetensors")
+    groups = compiling.grouped(cells)
+    assert sorted(cell.identity for group in groups for cell in group) == sorted(cell.identity for cell in cells)
+    assert [len(group) for group in groups] == [4, 2, 2]
+    assert compiling.compile_cells((groups[0], "cpu")).startswith("flat, tile 64: 4 of 4 cells called")
+    broken = [groups[0][0].model_copy(update={"kv_heads": 3})]
+    assert compiling.compile_cells((broken, "cpu")).startswith("flat, tile 64: ")
+    assert "called" not in compiling.compile_cells((broken, "cpu"))
+
+
+def test_position_loss_is_the_models_own_loss() -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.randint(50, (1, 40))
+    losses = script("position_loss").token_losses(model, ids)
+    with torch.no_grad():
+        whole = model(ids, labels=ids).loss
+    assert losses.shape == (39,)
+    torch.testing.assert_close(losses.mean().float(), whole)
+
+
+def test_equal_mass_refuses_a_part_of_what_stands_only_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "dynamic.safetensors"
+    metadata = CaptureMetadata(
+        model="m", model_sha256=None, text="t", text_sha256="", tokens=64, layers=(0,), heads=2, kv_heads=1, head_dim=16,
+        head_dim_v=16, rope_theta=None, scale=0.25, created_by="test", rope_scaling=RopeScaling("dynamic", 1.0, 32),
+    )  # fmt: skip
+    with CaptureWriter(path, 1) as writer:
+        writer.add(0, torch.randn(1, 2, 64, 16), torch.randn(1, 1, 64, 16), torch.randn(1, 1, 64, 16))
+        writer.finish(metadata)
+    monkeypatch.setattr(sys, "argv", ["bench_equal_mass.py", str(path), "--tokens", "48", "--device", "cpu"])
+    with pytest.raises(SystemExit, match="stands only as a whole"):
+        script("bench_equal_mass").main()
+
+
+def test_the_one_visit_says_how_it_is_called() -> None:
+    called = subprocess.run(["sh", str(SCRIPTS / "long_context.sh")], capture_output=True, text=True, check=False)
+    assert (called.returncode, called.stdout) == (2, "")
+    assert called.stderr.startswith("usage: ")
