@@ -7,7 +7,7 @@ keeps, which has the kernels of a step besides. So methods differ in what they s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from pyramidbench.kernels.walk_cost import step_cost, walk_cost
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import BlockMethod
 from pyramidbench.problem import Problem
-from pyramidbench.selection import BlockSelection
+from pyramidbench.selection import BlockSelection, ranked_count
 from pyramidbench.stages import stage
 
 CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 26}
@@ -70,10 +70,8 @@ class TorchMethod(AttendingMethod):
         with stage("build"):
             summary = self.summarise(k)
         with stage("route"):
-            lists = [part.to(torch.int32) for part in self.choose(q, k, summary, problem)]
-            width = max(part.shape[-1] for part in lists)
-            padded = [torch.nn.functional.pad(part, (0, width - part.shape[-1]), value=-1) for part in lists]
-        return BlockSelection.from_indices(torch.cat(padded, dim=2), self.tiling(problem))
+            lists = joined([part.to(torch.int32) for part in self.choose(q, k, summary, problem)])
+        return BlockSelection.from_indices(lists, self.tiling(problem))
 
     def tile_parts(
         self, problem: Problem, elements: float, device: torch.device, tiles: range | None = None
@@ -91,12 +89,43 @@ class TorchMethod(AttendingMethod):
     def workspace(self, problem: Problem, elements: float, summary: float = 0.0) -> tuple[float, float, float]:
         """Bytes held besides inputs and output, and of these the summary's and the lists', as `Cost` takes them.
 
-        Besides both: a few copies of a chunk, and the twin's fp32 keys and values. elements: the scores of all tiles together,
-        of which a chunk is held at a time. summary: bytes.
+        The summary and the lists; beside them a few copies of a chunk of scores and the parts that the lists are joined from,
+        or what the attention holds. elements: the scores of all tiles together, of which a chunk is held at a time. summary:
+        bytes.
         """
-        lists = 24.0 * problem.batch * self.sets(problem) * self.planned(problem).listed
-        copies = 4.0 * problem.seq_len_kv * (problem.head_dim + problem.head_dim_v)
-        return summary + lists + copies + 6 * 4.0 * min(elements, self.chunk_elements(problem)), summary, lists
+        lists = self.lists_bytes(problem)
+        scores = 6 * 4.0 * min(elements, self.chunk_elements(problem))
+        return summary + lists + max(scores + lists, self.attend_bytes(problem)), summary, lists
+
+    def lists_bytes(self, problem: Problem) -> float:
+        """Bytes of the lists, int32 and padded to the longest, with their counts."""
+        tiles = self.tiling(problem).tiles
+        return 4.0 * problem.batch * self.sets(problem) * tiles * (self.longest_list(problem) + 1)
+
+    def attend_bytes(self, problem: Problem) -> float:
+        """Bytes that the attention holds besides the lists and its output."""
+        sets, longest = self.sets(problem), self.longest_list(problem)
+        return backends.attend_bytes(problem, self.tiling(problem), sets, longest, self.attend_backend(problem))
+
+    def longest_list(self, problem: Problem) -> int:
+        """Blocks that a tile lists at most."""
+        tiling = self.tiling(problem)
+        forced = tiling.forced(torch.arange(tiling.tiles), self.sinks(problem), self.locals(problem))
+        ranked = tiling.blocks if self.adaptive else ranked_count(self.top_k, forced, self.forced_in_budget)
+        return int((forced.count() + ranked).clamp(max=tiling.blocks).max())
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Lists [B, sets, T_i, S_i] of consecutive tiles in one, padded with -1 to the longest; a single part is not copied."""
+    if len(parts) == 1:
+        return parts[0]
+    tiles, longest = sum(part.shape[2] for part in parts), max(part.shape[3] for part in parts)
+    whole = parts[0].new_full((*parts[0].shape[:2], tiles, longest), -1)
+    start = 0
+    for part in parts:
+        whole[:, :, start : start + part.shape[2], : part.shape[3]] = part
+        start += part.shape[2]
+    return whole
 
 
 @dataclass(frozen=True)

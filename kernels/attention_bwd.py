@@ -28,8 +28,10 @@ from pyramidbench.kernels.attention_fwd import has_tile_copies
 from pyramidbench.kernels.attention_pieces import add_pieces, piece_places, pieces_room
 from pyramidbench.kernels.attention_portable import AttendTile
 from pyramidbench.kernels.transpose import PART, Cut, Transposed, transpose, transposed_room
+from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.stages import part
+from pyramidbench.tiling import Tiling
 
 TABLE_BYTES = 64 * 2**20
 PIECE_BYTES = 512 * 2**20
@@ -72,6 +74,17 @@ def plan(selection: BlockSelection, kv_heads: int, rows: int, dims: int, chunk_r
     windowed = triton.cdiv(cut.segments, launches)
     tabled = max(1, most_tabled // windowed) * windowed
     return Plan(cut, min(tabled, cut.segments), windowed, most_pairs)
+
+
+def scratch_bytes(problem: Problem, tiling: Tiling, sets: int, longest: int) -> float:
+    """Bytes of tables and pieces at most, for `sets` sets a batch of lists up to `longest` blocks."""
+    rows, kv_heads = problem.heads // sets * tiling.query_tile, problem.batch * problem.kv_heads
+    tiles = tiling.tiles * sets // problem.kv_heads
+    chunk_rows = CHUNK_ROWS_FP32 if problem.itemsize == 4 else CHUNK_ROWS
+    places = piece_places(tiles * longest, max(1, chunk_rows // rows))
+    pieces = 4.0 * kv_heads * places * tiling.block_size * (problem.head_dim + problem.head_dim_v)
+    tables = 8.0 * kv_heads * triton.cdiv(tiles, PART.value) * tiling.blocks
+    return min(pieces, PIECE_BYTES) + min(tables, TABLE_BYTES)
 
 
 def _part(by_block: Transposed, begin: int, end: int) -> Transposed:

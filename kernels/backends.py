@@ -89,18 +89,31 @@ def workspace_bytes(
     problem: Problem, tiling: Tiling, rules: WalkRules, route_backend: Backend, attend_backend: Backend
 ) -> float:
     """Bytes held besides inputs and output, by the kernels that run."""
+    sets = problem.heads if rules.head_reduce == "none" else problem.kv_heads
+    attend = attend_bytes(problem, tiling, sets, walk_cost.longest_list(tiling, rules), attend_backend)
     if route_backend == "reference":
-        return walk_cost.walk_workspace(problem, tiling, rules)
-    from pyramidbench.kernels import attention_bwd, attention_by_key, route_memory
+        held = walk_cost.walk_workspace(problem, tiling, rules)
+        return held if attend_backend == "reference" else max(held, attend)
+    from pyramidbench.kernels import route_memory
 
-    rows = problem.group * tiling.query_tile
-    by_key = attend_backend == "triton" and attention_by_key.pays_by_key(
-        rows, problem.batch * problem.kv_heads * tiling.tiles, problem.head_dim, problem.head_dim_v, problem.itemsize
+    lists = route_memory.lists_bytes(problem, tiling, rules)
+    return max(route_memory.route_bytes(problem, tiling, rules), lists + attend)
+
+
+def attend_bytes(problem: Problem, tiling: Tiling, sets: int, longest: int, backend: Backend) -> float:
+    """Bytes that attention to `sets` sets a batch of lists up to `longest` holds besides them, its output and log-sum-exp."""
+    if backend == "reference":
+        return walk_cost.attention_scratch(problem)
+    from pyramidbench.kernels import attention_bwd, attention_by_key
+
+    rows = problem.heads // sets * tiling.query_tile
+    by_key = attention_by_key.pays_by_key(
+        rows, problem.batch * sets * tiling.tiles, problem.head_dim, problem.head_dim_v, problem.itemsize
     )
-    attend = attention_by_key.PARTIAL_BYTES + attention_by_key.TABLE_BYTES if by_key else 0
-    if problem.needs_gradients and attend_backend == "triton":
-        attend = max(attend, attention_bwd.PIECE_BYTES + attention_bwd.TABLE_BYTES)
-    return max(route_memory.route_bytes(problem, tiling, rules), float(attend))
+    held = float(attention_by_key.PARTIAL_BYTES + attention_by_key.TABLE_BYTES) if by_key else 0.0
+    if not problem.needs_gradients:
+        return held
+    return max(held, attention_bwd.scratch_bytes(problem, tiling, sets, longest))
 
 
 def parts_bytes(problem: Problem, tiling: Tiling, rules: WalkRules, route_backend: Backend) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from pyramidbench.selection import ranked_count, stack_lists, top_blocks
 @dataclass(frozen=True)
 class PooledMethod(TorchMethod):
     """Keeps the K best blocks by `block_scores` of the weights of their pools; a group of heads shares a set."""
+
+    granularity: ClassVar[str] = "any × 4s"
 
     strides: Positive = 4
     span: Positive = 2

@@ -80,9 +80,14 @@ def pyramid_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
 
 def lists_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     """Bytes of the chosen blocks of every tile while they are made: int64, sorted and cut."""
-    listed = rules.top_k + rules.sink_blocks + rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
     sets = problem.batch * (problem.heads if rules.head_reduce == "none" else problem.kv_heads)
-    return 3 * 8.0 * sets * tiling.tiles * min(listed, tiling.blocks)
+    return 3 * 8.0 * sets * tiling.tiles * longest_list(tiling, rules)
+
+
+def longest_list(tiling: Tiling, rules: WalkRules) -> int:
+    """Blocks that a tile lists at most."""
+    listed = rules.top_k + rules.sink_blocks + rules.local_blocks + -(-tiling.query_tile // tiling.block_size)
+    return min(listed, tiling.blocks)
 
 
 def nodes_in(blocks: int, branching: int, levels: int) -> int:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pyramidbench import oracle
 from pyramidbench.cost import Cost, StageCost
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
@@ -65,4 +66,6 @@ class ExactTopK(TorchMethod):
             problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim * problem.itemsize
         )
         masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
+        if self._mass_backend(problem) == "reference":
+            masses += min(oracle.CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
         return Cost((StageCost("route", scored, keys / 2), self.attend_cost(problem)), *self.workspace(problem, masses))

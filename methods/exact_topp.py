@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from pyramidbench import oracle
 from pyramidbench.cost import Cost, StageCost
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
@@ -58,5 +59,7 @@ class ExactTopP(TorchMethod):
         passes = 2 if self._mass_backend(problem) == "triton" else 1
         keys = problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim
         masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
+        if self._mass_backend(problem) == "reference":
+            masses += min(oracle.CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
         route = StageCost("route", passes * scored, keys * problem.itemsize / 2)
         return Cost((route, self.attend_cost(problem)), *self.workspace(problem, masses))

@@ -71,11 +71,13 @@ def _whole_blocks(tensor: Tensor) -> Tensor:
 
 
 def _has_hopper_kernel() -> bool:
-    """Whether upstream takes its compiled kernel: on compute capability 9.0, where its extension loads."""
+    """Whether upstream takes its compiled kernel: on compute capability 9.0, where its extension loads and no variable of the
+    environment asks for Triton."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         return False
     try:
         forward, backward = importing.function((MODULE,), "_get_sm90_ops")()
+        asks_for_triton = importing.function((MODULE,), "_force_triton")()
     except ImportError:
         return False
-    return forward is not None and backward is not None
+    return forward is not None and backward is not None and not asks_for_triton

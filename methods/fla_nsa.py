@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
@@ -67,9 +68,12 @@ class FlaNsa(FedBlocks):
         return None
 
     def _own_limit(self, problem: Problem) -> str | None:
-        """What holds besides where fla chooses."""
+        """What holds besides of the rule, or where fla chooses."""
         if self.choose == "rule":
-            return None
+            apart = getattr(self.chooser(), "head_reduce", None) == "none"
+            return (
+                f"{WHAT} gives a group one set of blocks, and '{self.rule}' one to each query head" if apart else None
+            )
         if (self.sinks(problem), self.locals(problem)) != (1, 2):
             return (
                 "fla's own choice always keeps the first block and the last two; leave sink_blocks and local_blocks out"
@@ -110,8 +114,11 @@ class FlaNsa(FedBlocks):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
         assert selection.indices.shape[1] == problem.kv_heads, "a group's heads share their blocks"
-        call = importing.function((MODULE,), "parallel_nsa")
-        queries, keys, values, lists = (x.transpose(1, 2).contiguous() for x in (q, k, v, selection.indices))
+        call, lists = importing.function((MODULE,), "parallel_nsa"), selection.indices
+        if problem.needs_gradients:
+            # Its backward has a tile of all slots of a list, which must be a power of two.
+            lists = pad(lists, (0, _next_power(lists.shape[-1]) - lists.shape[-1]), value=-1)
+        queries, keys, values, lists = (x.transpose(1, 2).contiguous() for x in (q, k, v, lists))
         output: Tensor = call(
             queries,
             keys,

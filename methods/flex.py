@@ -71,8 +71,9 @@ class Flex(FedBlocks):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        call = _eager if self._is_eager(problem) else _compiled(problem, self.block_size, self._tile(problem))
-        mask = replace(selection, query_tile=self._tile(problem)).to_block_mask(problem.heads)
+        eager = self._is_eager(problem)
+        call = _eager if eager else _compiled(problem, self.block_size, self._tile(problem))
+        mask = replace(selection, query_tile=self._tile(problem)).to_block_mask(problem.heads, compiled=not eager)
         return first(call(q, k, v, block_mask=mask, scale=problem.scale, enable_gqa=problem.group > 1))
 
     def cost(self, problem: Problem) -> Cost:

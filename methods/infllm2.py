@@ -21,15 +21,16 @@ class InfLlm2(PooledMethod):
     Parameters besides the budget: strides (per block) and span (strides of a pool): with blocks of 64, 4 and 2 are the
     source's pools of 32 tokens, 16 apart; score_rows (rows of a tile that score; None: all).
     Cost: 2·D·H·M·strides·n₁/2 for the pools, attention 4·D·H·M·(K + forced)·C.
-    Differs from the source: the window is the two blocks that all methods here share, where it has 2 048 tokens (preset
-    `paper`: 32 blocks, K 64); the softmax is exact where its kernel takes the normaliser from coarser pools. A tile of
-    several queries, which it lacks, adds its rows' weights.
+    Differs from the source: the window is the two blocks that all methods here share, and comes on top of K, where it has
+    2 048 tokens (preset `paper`: 32 blocks, and K 96 counts them and the first); the softmax is exact where its kernel takes
+    the normaliser from coarser pools; it is dense up to 8 192 tokens. A tile of several queries, which it lacks, adds its
+    rows' weights.
     """
 
     source: ClassVar[str] = "InfLLM-V2, arXiv 2509.24663, section 3"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "default": {},
-        "paper": {"query_tile": 1, "top_k": 64, "local_blocks": 32},
+        "paper": {"query_tile": 1, "top_k": 96, "local_blocks": 32, "forced_in_budget": True},
     }
 
     def block_scores(self, shares: Tensor, blocks: int) -> Tensor:

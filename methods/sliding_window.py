@@ -13,7 +13,6 @@ from pyramidbench.cost import Cost, StageCost, append_cost
 from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
-from pyramidbench.kernels.walk_cost import attention_scratch
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
@@ -44,9 +43,11 @@ class SlidingWindow(TorchMethod):
         yield listed.expand(k.shape[0], k.shape[1], -1, -1)
 
     def cost(self, problem: Problem) -> Cost:
-        lists = 4.0 * problem.batch * problem.kv_heads * self.planned(problem).listed
-        scratch = attention_scratch(problem) if self.attend_backend(problem) == "reference" else 0.0
-        return Cost((StageCost("route", 0.0, lists), self.attend_cost(problem)), lists + scratch, 0.0, lists)
+        lists = self.lists_bytes(problem)
+        route = StageCost("route", 0.0, 4.0 * problem.batch * problem.kv_heads * self.planned(problem).listed)
+        # One set is made in int64, a few numbers an entry, and then written for all.
+        made = 8.0 * lists / (problem.batch * problem.kv_heads)
+        return Cost((route, self.attend_cost(problem)), lists + max(made, self.attend_bytes(problem)), 0.0, lists)
 
     def window_rules(self, problem: Problem) -> WalkRules:
         """A walk that ranks nothing: the window is all local blocks."""

@@ -30,6 +30,7 @@ class XAttention(ShareMethod):
     """
 
     source: ClassVar[str] = "XAttention, arXiv 2503.16428, section 2"
+    granularity: ClassVar[str] = "8s × 8s"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {"default": {}, "top_k": {"top_p": None}}
 
     stride: Positive = 8

@@ -12,21 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 
-from pyramidbench.device import synchronize
+from pyramidbench.device_queue import CudaQueue, Queue
 from pyramidbench.errors import UserError
-from pyramidbench.stages import listening
 
 Call = Callable[[], object]
 Announce = Callable[[int], None]
 Cache = Literal["cold", "warm"]
-Output = TypeVar("Output")
 HOST_REPEATS = 5
 LONG_CALL_S = 0.2
 """Calls from here on are repeated once where others are repeated several times, outside the clock."""
+LAUNCH_BOUND = 0.8
+"""Host time ÷ measured time from which on the host bounds a call. Where the host is slower than the device the two are nearly
+equal, and a part of the host's time passes while the cache is overwritten, so the bar lies below 1."""
+LEAD = 2.0
+"""Seconds for which a GPU is kept busy before a batch ÷ those that its host takes to hand over a call."""
 UNKNOWN_CACHE_BYTES = 64 << 20
 """Overwritten on a CPU that does not tell the size of its L2: more than the L2 of any core."""
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -70,7 +73,7 @@ class CpuClock:
     def turns(self, calls: Sequence[Call], announce: Announce = nobody) -> list[float]:
         taken: list[float] = []
         before: Call | None = None
-        with _uncollected():
+        with uncollected():
             for index, call in enumerate(calls):
                 announce(index)
                 self.cool()
@@ -94,47 +97,57 @@ class CpuClock:
 
 
 class CudaClock:
-    """CUDA events around each call, one synchronise after all of them."""
+    """CUDA events around each call, one synchronise after all of them.
 
-    def __init__(self, device: torch.device, cache: Cache) -> None:
-        self.device = device
+    After that synchronise the device is idle, so the first call of the next batch would wait for the host where no other one
+    does. So the device is kept busy before it, as if the last call were still running: for long enough to hand over a call of
+    its kind, and not at all where the host bounds that one, as then nothing would be left to do.
+    """
+
+    def __init__(self, queue: Queue, cache: Cache) -> None:
+        self.queue = queue
         self.cache = cache
         self.name = f"CUDA events, {cache} L2"
-        size = 2 * torch.cuda.get_device_properties(device).L2_cache_size if cache == "cold" else 0
-        self.flush = torch.empty(size, dtype=torch.uint8, device=device)
+        self.lead_s = 0.0
 
     def turns(self, calls: Sequence[Call], announce: Announce = nobody) -> list[float]:
         pairs = []
+        host_s = 0.0
         before: Call | None = None
-        with _uncollected():
+        with uncollected():
+            if self.cache == "cold":
+                self.queue.hold(self.lead_s)
             for index, call in enumerate(calls):
                 announce(index)
                 self.cool()
                 if self.cache == "warm" and call is not before:
                     call()
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record()
+                issued = time.perf_counter()
+                start = self.queue.mark()
                 result = call()
-                end.record()
-                pairs.append((start, end))
+                pairs.append((start, self.queue.mark()))
+                host_s = time.perf_counter() - issued
                 before = call
                 del result
-            torch.cuda.synchronize(self.device)
-        return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
+            self.queue.wait()
+        taken = [1e-3 * start.elapsed_time(end) for start, end in pairs]
+        self.lead_s = min(taken[-1], LEAD * host_s) if host_s < LAUNCH_BOUND * taken[-1] else 0.0
+        return taken
 
     def host_s(self, call: Call, repeats: int) -> float | None:
         taken = []
         for _ in range(repeats):
-            torch.cuda.synchronize(self.device)
+            self.queue.wait()
             start = time.perf_counter()
             result = call()
             taken.append(time.perf_counter() - start)
-            torch.cuda.synchronize(self.device)
+            self.queue.wait()
             del result
         return median(taken)
 
     def cool(self) -> None:
-        self.flush.zero_()
+        if self.cache == "cold":
+            self.queue.cool()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -154,11 +167,11 @@ def check_cache(word: str) -> Cache:
 
 def clock_for(device: torch.device, cache: Cache = "cold") -> Clock:
     """The clock of a device."""
-    return CudaClock(device, cache) if device.type == "cuda" else CpuClock(cache)
+    return CudaClock(CudaQueue(device), cache) if device.type == "cuda" else CpuClock(cache)
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """No garbage collection in here: it would fall into some call's time."""
     collecting = gc.isenabled()
     gc.disable()
@@ -176,45 +189,3 @@ def _l2_bytes() -> int:
         if level.read_text().strip() == "2" and size.exists():
             return int(size.read_text().strip().removesuffix("K")) << 10
     return UNKNOWN_CACHE_BYTES
-
-
-class StageTimer:
-    """Adds up the seconds of each named stage while a call runs under `listening(timer)`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        """Time the enclosed work as part of stage `name`; the device is synchronised at both ends."""
-        synchronize(self.device)
-        start = time.perf_counter()
-        yield
-        synchronize(self.device)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
-
-
-def stage_times(
-    select: Call,
-    attend: Callable[[], Output],
-    device: torch.device,
-    repeats: int,
-    backward: Callable[[Output], object] | None = None,
-    cool: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Median seconds of the stages inside `select`, of "select" as a whole, of "attend", and of "backward" from its result
-    where one is given; `cool` comes before each repetition."""
-    calls = []
-    for _ in range(repeats):
-        cool()
-        timer = StageTimer(device)
-        with listening(timer), timer("select"):
-            select()
-        with timer("attend"):
-            output = attend()
-        if backward is not None:
-            with timer("backward"):
-                backward(output)
-        calls.append(timer.seconds)
-    return {name: median(call.get(name, 0.0) for call in calls) for name in calls[0]}

@@ -76,26 +76,24 @@ def _facts(name: str) -> Facts:
         selection_cost=method.selection_cost or selection_growth(method),
         forward=can(method, "forward"),
         backward=can(method, "train"),
-        decode=can(method, "forward", decoding=True),
+        decode=can(_by_token(method), "decode"),
         text=inspect.getdoc(type(method)) or "",
         presets=preset_names(name),
         unavailable=method.unavailable(),
     )
 
 
-def can(method: Method, direction: Pass, *, decoding: bool = False) -> bool:
-    """Whether a method can do a pass on some ordinary problem of some device, whatever is installed here. `decoding`: with a
-    single query, at the end of its keys."""
-    return ordinary_problem(method, direction, decoding=decoding) is not None
+def can(method: Method, direction: Pass) -> bool:
+    """Whether a method can do a pass on some ordinary problem of some device, whatever is installed here."""
+    return ordinary_problem(method, direction) is not None
 
 
-def ordinary_problem(
-    method: Method, direction: Pass = "forward", *, decoding: bool = False, length: int = SHORT
-) -> Problem | None:
-    """The first ordinary problem that a method can do: on either device, causal or not, with grouped heads or without."""
+def ordinary_problem(method: Method, direction: Pass = "forward", *, length: int = SHORT) -> Problem | None:
+    """The first ordinary problem that a method can do: on either device, causal or not, with grouped heads or without; a
+    single query at the end of its keys in pass decode."""
     for device, causal, kv_heads in product(("cuda", "cpu"), (True, False), (16, 1)):
         dtype = "bfloat16" if device == "cuda" else "float32"
-        queries = 1 if decoding else length
+        queries = 1 if direction == "decode" else length
         problem = Problem(1, 16, kv_heads, queries, length, 64, 64, dtype, causal, 0.125, device, direction)
         if method.unsupported(problem) is None:
             return problem
@@ -115,6 +113,11 @@ def selection_growth(method: Method) -> str:
     if short <= NOTHING * problem.batch * problem.heads * problem.seq_len_q:
         return "none"
     return next(name for limit, name in GROWTH if long / short < limit)
+
+
+def _by_token(method: Method) -> Method:
+    """The method as a sweep decodes with it: every new token has a set of its own."""
+    return replace(method, query_tile=1) if isinstance(method, BlockMethod) else method
 
 
 def _in_tiles(method: Method) -> Method:

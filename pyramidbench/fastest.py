@@ -12,6 +12,7 @@ from pyramidbench.clock import Call, clock_for
 from pyramidbench.gate import check_call
 from pyramidbench.method import Method
 from pyramidbench.nvml import watch_for
+from pyramidbench.outcome import is_device_fault
 from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
 from pyramidbench.sampling import sample_in_turns
@@ -45,7 +46,7 @@ def fastest(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -
         try:
             calls[index] = _checked_call(rival, q, k, v, problem)
         except Exception as error:  # what one package does wrong is no reason to lose the others
-            if _device_is_lost(error):
+            if is_device_fault(error):
                 raise
             failed[index] = f"failed ({one_line(error)[:120]})"
     times = dict(zip(calls, _seconds(list(calls.values()), q.device)))
@@ -71,8 +72,3 @@ def _seconds(calls: list[Call], device: torch.device) -> list[float]:
     with torch.no_grad():
         sampled = sample_in_turns(calls, clock_for(device), TIMING_S, watch_for(device))
     return [median(own.seconds) for own in sampled]
-
-
-def _device_is_lost(error: Exception) -> bool:
-    """Whether a fault left the device in a state in which nothing after it can be trusted."""
-    return type(error).__name__ == "AcceleratorError" or "CUDA error" in str(error)

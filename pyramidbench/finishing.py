@@ -6,37 +6,41 @@ from typing import Any
 
 import torch
 
-from pyramidbench.clock import Cache
+from pyramidbench.device import measured_peaks
 from pyramidbench.judging import Loaded, check_again
 from pyramidbench.memory import is_too_much, measure_peaks
 from pyramidbench.method import Method
+from pyramidbench.outcome import Settings
 from pyramidbench.passes import Training
-from pyramidbench.rates import rates
+from pyramidbench.rates import check_rate, rates
 from pyramidbench.record import Record
 from pyramidbench.timing import Timing, stage_columns, time_columns
 
 FEW_SAMPLES = 20
 
 
-def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, cache: Cache) -> Record:
+def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, settings: Settings) -> Record:
     """The whole record.
 
     Raises:
-        GateFailure: the method computes something wrong on another seed.
+        GateFailure: the method computes something wrong on another seed, or is faster than the device can be.
     """
     q, k, v, problem = *loaded.tensors, loaded.problem
     training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
     times = time_columns(timing)
+    stages = stage_columns(method, loaded.tensors, problem, training, settings.cache, times["latency_s"])
     columns = times | {
         "threads": torch.get_num_threads(),
-        **stage_columns(method, loaded.tensors, problem, training, cache, times["latency_s"]),
+        **stages,
         **_memory(method, loaded, training, judged.expected_memory_bytes or 0),
         **rates(method, problem, method.select(q, k, problem), times["latency_s"]),
     }
     check_again(method, loaded)
+    check_rate(columns["useful_flops_per_s"], problem, settings.peak_flops_per_s, lambda: measured_peaks(q.device)[0])
     few = "low_n" if times["samples"] < FEW_SAMPLES else "ok"
     status = "throttled" if timing.sampled.throttled else few
-    columns["reason"] = "; ".join(text for text in (judged.reason, times["reason"]) if text) or None
+    reasons = (judged.reason, times["reason"], stages["reason"])
+    columns["reason"] = "; ".join(text for text in reasons if text) or None
     return Record(**judged.model_dump(by_alias=True, exclude_none=True) | columns | {"status": status})
 
 

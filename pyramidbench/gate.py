@@ -68,7 +68,11 @@ def check_form(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem
     copies = [tensor.clone() for tensor in (q, k, v)]
     start = time.perf_counter()
     selection = method.select(q, k, problem)
+    if not isinstance(selection, BlockSelection | None):
+        raise GateFailure(f"select returned {type(selection).__name__}; expected a BlockSelection, or None for dense")
     output = method.attend(q, k, v, selection, problem)
+    if not isinstance(output, Tensor):
+        raise GateFailure(f"attend returned {type(output).__name__}; expected a tensor")
     synchronize(q.device)
     seconds = time.perf_counter() - start
     for name, tensor, copy in zip("qkv", (q, k, v), copies, strict=True):

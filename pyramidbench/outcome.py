@@ -16,6 +16,16 @@ from pyramidbench.errors import UserError
 from pyramidbench.method import BlockMethod
 from pyramidbench.record import Record, Status
 
+OUT_OF_MEMORY = (
+    "can't allocate memory", "CUDA error: out of memory", "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory", "STATUS_ALLOC_FAILED",
+)  # fmt: skip
+DEVICE_FAULTS = (
+    "CUDA error", "CUDA driver error", "Triton Error [CUDA]", "STATUS_EXECUTION_FAILED", "STATUS_INTERNAL_ERROR",
+    "STATUS_MAPPING_ERROR",
+)  # fmt: skip
+"""In whose words torch, Triton, cuBLAS and cuDNN report that a kernel failed: whichever of them asks the device next."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -23,6 +33,7 @@ class Settings:
 
     timing_s: seconds of repeated calls per cell. quality_elements: logits that the oracle may compute per cell, which
     decides how many query tiles are sampled at long lengths. cache: what the clock does to it before each call.
+    peak_flops_per_s: what the device reached at the start, which no cell can exceed; None where it was not measured.
     """
 
     device: str
@@ -31,6 +42,7 @@ class Settings:
     timing_s: float
     quality_elements: int
     cache: Cache = "cold"
+    peak_flops_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,16 @@ def failed(cell: Cell, settings: Settings, status: Status, reason: str) -> Recor
 def classify(error: BaseException) -> tuple[Status, str]:
     """Status and one-line reason of an unexpected exception."""
     text = " ".join(str(error).split())[:300]
-    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in OUT_OF_MEMORY):
         return "oom", f"out of memory: {text}"
-    if "CUDA error" in text or type(error).__name__ == "AcceleratorError":
+    if is_device_fault(error):
         return "cuda_error", text
     return "crashed", f"{type(error).__name__}: {text}"
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether a fault left a GPU in a state in which nothing that this process does on it can be trusted."""
+    return type(error).__name__ == "AcceleratorError" or any(words in str(error) for words in DEVICE_FAULTS)
 
 
 def describe(cell: Cell, settings: Settings) -> dict[str, Any]:

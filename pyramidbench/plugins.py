@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -90,12 +91,16 @@ def from_package(name: str) -> type[Method]:
 
 
 def _usable(what: str, name: str, load: Callable[[], type[Method]]) -> type[Method]:
-    """The class that `load` returns, if it can be made and asked whether it is available; a Broken one otherwise."""
+    """The class that `load` returns, if it can be made and asked whether it is available; a Broken one otherwise.
+
+    What it prints meanwhile goes to stderr: stdout may be a table or JSON that another program reads.
+    """
     try:
-        found = load()
-        found.name = name
-        made = TypeAdapter(found).validate_python({})
-        said = made.unavailable()
+        with redirect_stdout(sys.stderr):
+            found = load()
+            found.name = name
+            made = TypeAdapter(found).validate_python({})
+            said = made.unavailable()
         if said is not None and not isinstance(said, str):
             raise TypeError(f"unavailable() returned {said!r}; accepted: text, or None")
     except (Exception, SystemExit) as error:  # what a plug-in does wrong must not stop the others

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pyramidbench.cost import attention_cost
+from pyramidbench.gate import GateFailure
 from pyramidbench.method import Method
 from pyramidbench.passes import ATTENTION_WORK, pass_cost
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
+from pyramidbench.units import significant
+
+BEYOND_PEAK = 1.1
+"""A peak is a measurement too: FlashAttention-3 has come to 0.99 of one in a recorded run."""
+RATED = {"cpu": ("float32", "float64"), "cuda": ("float32", "float64", "float16", "bfloat16")}
+"""Dtypes whose rate the measured peak bounds: that of a CPU is measured in fp32, which its units for 16 bits may exceed."""
 
 
 def work(method: Method, problem: Problem, selection: BlockSelection | None) -> dict[str, Any]:
@@ -59,6 +67,23 @@ def rates(method: Method, problem: Problem, selection: BlockSelection | None, se
         "executed_flops_per_s": (units * executed + chosen) / seconds,
         "dense_equivalent_flops_per_s": units * dense / seconds,
     }
+
+
+def check_rate(rate: float, problem: Problem, peak: float | None, measured_again: Callable[[], float]) -> None:
+    """Nothing where a useful rate is one that the device can reach. `peak` is what it reached at the start (None: not known);
+    where the rate is above that, the peak is measured again first, as the device may have been busy then.
+
+    Raises:
+        GateFailure: it is not, so the time or the count of operations is wrong.
+    """
+    if peak is None or problem.dtype not in RATED[problem.device] or rate <= BEYOND_PEAK * peak:
+        return
+    best = max(peak, measured_again())
+    if rate > BEYOND_PEAK * best:
+        raise GateFailure(
+            f"its useful rate of {significant(rate / 1e12)} TFLOP/s is above the device's measured peak of "
+            f"{significant(best / 1e12)}: its time, or its count of operations, is wrong"
+        )
 
 
 def _executed_dense(problem: Problem) -> float:

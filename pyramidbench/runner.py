@@ -76,7 +76,7 @@ class Runner:
         def whole() -> Record:
             loaded = self._load(cell)
             method = self._method(cell)
-            return finish(method, loaded, judged, timing, self.settings.cache)
+            return finish(method, loaded, judged, timing, self.settings)
 
         return self._recorded(cell, whole)
 

@@ -88,10 +88,11 @@ class BlockSelection:
         if tiling.causal and bool((listed & (indices * tiling.block_size > tiling.last_position(tile))).any()):
             raise ValueError("a selected block starts after the tile's last query")
 
-    def to_block_mask(self, heads: int | None = None) -> BlockMask:
+    def to_block_mask(self, heads: int | None = None, *, compiled: bool = False) -> BlockMask:
         """The same sets as a FlexAttention BlockMask, repeated over `heads` query heads (default: the sets' own number).
 
-        FlexAttention's compiled kernels want both block sizes to be multiples of 16, and 128 × 128 for best speed.
+        FlexAttention's compiled kernels want both block sizes to be multiples of 16, and 128 × 128 for best speed. They visit
+        the listed blocks alone; with `compiled` the mask's function leaves the lists out, which eager FlexAttention needs.
         """
         from torch.nn.attention.flex_attention import BlockMask
 
@@ -104,16 +105,21 @@ class BlockSelection:
         whole &= (block + 1) * tiling.block_size <= tiling.seq_len_kv
         partly = listed & ~whole
 
+        offset, causal = tiling.offset, tiling.causal
+
+        def before(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
+            return key <= query + offset if causal else key >= 0
+
         def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             # Without torch.compile, FlexAttention looks at this function alone and not at the lists.
             kept = listed[batch, head, query // tiling.query_tile, key // tiling.block_size]
-            return kept & (key <= query + tiling.offset) if tiling.causal else kept
+            return kept & before(batch, head, query, key)
 
         return BlockMask.from_kv_blocks(
             *_first_listed(partly),
             *_first_listed(whole),
             BLOCK_SIZE=(self.query_tile, self.block_size),
-            mask_mod=seen,
+            mask_mod=before if compiled else seen,
             seq_lengths=(self.seq_len_q, self.seq_len_kv),
         )
 

@@ -145,7 +145,10 @@ def run_plan(made: Plan, *, out: Path | None = None, fresh: bool = False, report
     try:
         todo = [planned for planned in made.cells if not writer.is_done(planned.cell)]
         reporter.planned(folder, made.cells, len(made.cells) - len(todo))
-        settings = Settings(made.device.kind, made.device.name, folder, made.timing_s, QUALITY_ELEMENTS, made.cache)
+        settings = Settings(
+            made.device.kind, made.device.name, folder, made.timing_s, QUALITY_ELEMENTS, made.cache,
+            made.device.peak_flops_per_s,
+        )  # fmt: skip
         if todo:
             _measure(made, todo, settings, writer, reporter)
     finally:

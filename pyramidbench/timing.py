@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyramidbench.clock import HOST_REPEATS, LONG_CALL_S, Announce, Cache, Call, Clock, clock_for, nobody, stage_times
+from pyramidbench.clock import HOST_REPEATS, LAUNCH_BOUND, LONG_CALL_S, Announce, Cache, Call, Clock, clock_for, nobody
 from pyramidbench.graphs import record_graph
 from pyramidbench.method import Method
 from pyramidbench.nvml import DeviceState, Watch, watch_for
@@ -17,12 +17,11 @@ from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
 from pyramidbench.sampling import Sampled, sample_in_turns
 from pyramidbench.selection import BlockSelection
+from pyramidbench.stage_clock import stage_times, staged
 from pyramidbench.stats import median_interval, spread
 
-STAGE_REPEATS = 3
-LAUNCH_BOUND = 0.8
-"""Host time ÷ measured time from which on a call is timed again as a graph. Where the host is slower than the device the two
-are nearly equal, and a part of the host's time passes while the cache is overwritten, so the bar lies below 1."""
+STAGE_REPEATS, MOST_STAGE_REPEATS, STAGES_S = 3, 15, 0.05
+"""Calls whose stages are timed: three, and up to fifteen within so many seconds; one of long calls."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +144,10 @@ def stage_columns(
     def attend() -> Tensor:
         return training.attend(selection) if training else method.attend(q, k, v, selection, problem)
 
+    call = staged(select, attend, training.backward if training else None)
     with torch.no_grad():
-        stages = stage_times(
-            select,
-            attend,
-            q.device,
-            STAGE_REPEATS if call_s < LONG_CALL_S else 1,
-            training.backward if training else None,
-            clock_for(q.device, cache).cool,
-        )
+        timed = stage_times(call, q.device, cache, _stage_repeats(call_s))
+    stages = timed.seconds
     build, route, append = stages.get("build"), stages.get("route"), stages.get("append")
     index = stages["select"] - (build or 0.0) - (route or 0.0)
     return {
@@ -163,7 +157,14 @@ def stage_columns(
         "append_s": append,
         "attend_s": stages["attend"],
         "backward_s": stages.get("backward"),
+        "reason": "its stages hold waits for the host" if timed.waits_for_host else None,
     }
+
+
+def _stage_repeats(call_s: float) -> int:
+    if call_s >= LONG_CALL_S:
+        return 1
+    return max(STAGE_REPEATS, min(MOST_STAGE_REPEATS, int(STAGES_S / max(call_s, 1e-6))))
 
 
 def timed_call(

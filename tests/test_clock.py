@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from pyramidbench import clock as clocks
-from pyramidbench.clock import CpuClock, StageTimer, clock_for, stage_times
+from pyramidbench import stage_clock
+from pyramidbench.clock import CpuClock, clock_for
+from pyramidbench.stage_clock import stage_times, staged
 from pyramidbench.stages import listening, stage
 
 CPU = torch.device("cpu")
@@ -26,7 +29,8 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Pass:
     def wait(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    for module in (clocks, stage_clock):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     return wait
 
 
@@ -100,12 +104,27 @@ def test_stage_times_are_medians_of_the_stages_the_choice_and_the_attention(pass
         with stage("route"):
             pass_time(4.0)
 
-    times = stage_times(select, attend, CPU, 3)
-    assert times == {"build": 0.5, "route": 2.0, "select": 2.75, "attend": 4.0}
+    times = stage_times(staged(select, attend), CPU, "cold", 3)
+    assert times.seconds == {"build": 0.5, "route": 2.0, "select": 2.75, "attend": 4.0}
+    assert not times.waits_for_host
+
+
+class Timed:
+    """A listener that notes the seconds of each stage."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = self.now()
+        yield
+        self.seconds[name] = self.now() - start
 
 
 def test_a_stage_costs_nothing_when_nobody_listens(pass_time: Pass) -> None:
-    timer = StageTimer(CPU)
+    timer = Timed(clock_for(CPU).now)
     with listening(timer), stage("route"):
         pass_time(1.0)
     with stage("route"):
@@ -114,9 +133,20 @@ def test_a_stage_costs_nothing_when_nobody_listens(pass_time: Pass) -> None:
 
 
 def test_listening_ends_with_an_exception_too() -> None:
-    timer = StageTimer(CPU)
+    timer = Timed(clock_for(CPU).now)
     with pytest.raises(RuntimeError, match="stop"), listening(timer):
         raise RuntimeError("stop")
     with stage("route"):
         pass
     assert timer.seconds == {}
+
+
+def test_a_stage_is_timed_with_the_cache_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(CpuClock, "cool", lambda clock: log.append(f"overwrite {clock.cache}"))
+    call = staged(lambda: log.append("select"), lambda: log.append("attend"))
+    stage_times(call, CPU, "cold", 2)
+    assert log == ["overwrite cold", "select", "attend"] * 2
+    log.clear()
+    stage_times(call, CPU, "warm", 1)
+    assert log == ["select", "attend", "overwrite warm", "select", "attend"], "a warm clock's overwrite is of no bytes"

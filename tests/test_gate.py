@@ -53,6 +53,16 @@ class WrongShape(Window):
         return output[:, :, :-1]
 
 
+class NoTensor(Window):
+    def spoil(self, output: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ARG002
+        return None
+
+
+class NoSelection(Window):
+    def misplace(self, selection: BlockSelection) -> Any:
+        return selection.indices
+
+
 class WrongDtype(Window):
     def spoil(self, output: Tensor, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # noqa: ARG002
         return output.double()
@@ -177,6 +187,8 @@ def test_dense_attention_passes_and_has_no_selection(tensors: Tensors, dtype: st
 FAULTS = [
     (WrongShape, r"the output is \(1, 2, 399, 16\) torch.float32; expected \(1, 2, 400, 16\) float32"),
     (WrongDtype, r"the output is .* torch.float64; expected .* float32"),
+    (NoTensor, "attend returned NoneType; expected a tensor"),
+    (NoSelection, "select returned Tensor; expected a BlockSelection, or None for dense"),
     (OneNaN, "the output holds NaN or infinity"),
     (Infinite, "the output holds NaN or infinity"),
     (WrongValues, "output error .* against fp64 under the method's own blocks; allowed"),

@@ -209,6 +209,14 @@ def test_a_sweep_goes_on_without_a_broken_one_and_ends_with_3(command: Command, 
     assert "nothing_of_this_name" in out
 
 
+def test_what_a_file_prints_does_not_reach_stdout(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(SLIDING + "\nprint('at import')\n")
+    code, out, err = command("sweep", *TINY, "--method", "dense,./mine.py", "--out", "run", "--json")
+    assert code == 0
+    assert [json.loads(out)[i]["status"] in ("ok", "low_n") for i in range(2)] == [True, True]
+    assert "at import" in err
+
+
 def test_a_method_of_a_package_is_swept_listed_and_remembered_with_its_version(
     install: Install, command: Command, tmp_path: Path
 ) -> None:

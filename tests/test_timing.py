@@ -12,8 +12,11 @@ import torch
 from pyramidbench import timing
 from pyramidbench.clock import Announce, Call, nobody
 from pyramidbench.nvml import DeviceState
+from pyramidbench.problem import Problem
+from pyramidbench.registry import create
 from pyramidbench.sampling import Sampled
-from pyramidbench.timing import Timing, is_launch_bound, measure_in_turns, time_columns
+from pyramidbench.stage_clock import StageTimes
+from pyramidbench.timing import Timing, is_launch_bound, measure_in_turns, stage_columns, time_columns
 
 CPU = torch.device("cpu")
 
@@ -107,3 +110,28 @@ def test_a_long_call_is_issued_once_to_time_the_host(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(timing, "clock_for", lambda *_: clock)
     measure_in_turns([long, short], CPU, "cold", 2.0)
     assert clock.repeats == [1, 5]
+
+
+@pytest.mark.parametrize(("waits", "reason"), [(False, None), (True, "its stages hold waits for the host")])
+def test_stages_that_hold_waits_say_so(monkeypatch: pytest.MonkeyPatch, waits: bool, reason: str | None) -> None:
+    monkeypatch.setattr(timing, "stage_times", lambda *_: StageTimes({"select": 0.0, "attend": 1.0}, waits))
+    q = torch.zeros(1, 1, 8, 4)
+    columns = stage_columns(create("dense"), (q, q, q), Problem.of(q, q, q, causal=True, scale=None), None, "cold", 1.0)
+    assert (columns["attend_s"], columns["reason"]) == (1.0, reason)
+
+
+@pytest.mark.parametrize(("call_s", "repeats"), [(1e-3, 15), (5e-3, 10), (0.1, 3), (0.2, 1), (3.0, 1)])
+def test_short_calls_have_their_stages_timed_more_often(
+    monkeypatch: pytest.MonkeyPatch, call_s: float, repeats: int
+) -> None:
+    asked: list[int] = []
+
+    def noted(call: object, device: object, cache: object, repeats: int) -> StageTimes:  # noqa: ARG001
+        asked.append(repeats)
+        return StageTimes({"select": 0.0, "attend": 1.0})
+
+    monkeypatch.setattr(timing, "stage_times", noted)
+    q = torch.zeros(1, 1, 8, 4)
+    problem = Problem.of(q, q, q, causal=True, scale=None)
+    stage_columns(create("dense"), (q, q, q), problem, None, "cold", call_s)
+    assert asked == [repeats]

@@ -86,12 +86,13 @@ def profile(
 def _profile(cell: Cell, device: torch.device, out: Path | None, budget_s: float, ncu: bool, json: bool) -> None:
     from pyramidbench.gate import GateFailure
     from pyramidbench.output import console, print_json, say
-    from pyramidbench.profiling.files import profile_folder, with_counters, write_profile
+    from pyramidbench.profiling.files import counters_in, profile_folder, with_counters, write_profile
     from pyramidbench.profiling.profile import profile_cell
     from pyramidbench.render_tools import show_profile
 
     folder = out or profile_folder(cell)
     try:
+        counters_in(folder)  # what cannot be read is said before minutes of work, and not after
         made = profile_cell(cell, device, folder, budget_s)
         told = _counters(made, folder) if ncu else []
         made = with_counters(made, folder)

@@ -35,17 +35,24 @@ def write_profile(profile: Profile, folder: Path) -> list[Path]:
     return [folder / TRACE, folder / "profile.json", folder / "stages.csv", folder / "kernels.csv", *figures]
 
 
+def counters_in(folder: Path) -> tuple[ncu.Counters, ...]:
+    """The counters that lie in a profile's folder; none where no file of them does.
+
+    Raises:
+        UserError: the file there is no output of Nsight Compute.
+    """
+    path = folder / COUNTERS
+    return ncu.read_counters(path.read_text(encoding="utf-8")) if path.is_file() else ()
+
+
 def with_counters(profile: Profile, folder: Path) -> Profile:
     """The profile with the counters that lie in its folder; unchanged where none do.
 
     Raises:
         UserError: the file there is no output of Nsight Compute.
     """
-    path = folder / COUNTERS
-    if not path.is_file():
-        return profile
-    counters = ncu.read_counters(path.read_text(encoding="utf-8"))
-    return profile.model_copy(update={"kernels": ncu.joined(profile.kernels, counters, profile.device)})
+    kernels = ncu.joined(profile.kernels, counters_in(folder), profile.device)
+    return profile.model_copy(update={"kernels": kernels})
 
 
 def _line(row: BaseModel) -> dict[str, object]:

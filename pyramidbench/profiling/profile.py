@@ -11,11 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from pyramidbench.cell import Cell
 from pyramidbench.device import Device, fingerprint, synchronize
+from pyramidbench.device_queue import CudaQueue
 from pyramidbench.profiling.call import ProfiledCall
 from pyramidbench.profiling.rows import KernelRow, StageRow, kernel_rows, stage_rows
 from pyramidbench.profiling.spans import span_times
-from pyramidbench.profiling.trace import record_trace
+from pyramidbench.profiling.trace import CALL, record_trace
 from pyramidbench.profiling.work import kernel_work
+from pyramidbench.stage_clock import queued_times
+from pyramidbench.stages import Listener
 
 SCHEMA_VERSION = 1
 TRACED_CALLS = 3
@@ -34,7 +37,9 @@ class Profile(BaseModel):
     calls: int = Field(description="calls that each time is the median of")
     wall_s: float = Field(description="a whole call, until the device is idle again")
     host_s: float = Field(description="a whole call, until the host has handed everything to the device")
-    device_s: float | None = Field(description="a whole call between two CUDA events; null on a CPU")
+    device_s: float | None = Field(
+        description="a whole call between two CUDA events, handed over while the device was busy; null on a CPU"
+    )
     busy_s: float = Field(
         description="time of a call in which a kernel ran (on a CPU: a torch operator), from the trace"
     )
@@ -68,11 +73,12 @@ def profile_cell(cell: Cell, device: torch.device, folder: Path, budget_s: float
     call = ProfiledCall.of(cell, device)
     folder.mkdir(parents=True, exist_ok=True)
     found = fingerprint(device, peaks=True)
+    on_gpu = device.type == "cuda"
     once = min(_timed(call, device)[0] for _ in range(3))
     repeats = max(3, min(MOST_REPEATS, int(budget_s / once)))
     whole = [_timed(call, device) for _ in range(repeats)]
     walls = span_times(call, device, repeats, "wall")
-    on_stream = span_times(call, device, repeats, "device") if device.type == "cuda" else {}
+    on_stream = span_times(call, device, repeats, "device") if on_gpu else {}
     work = kernel_work(call)
     # An operator of our own is opened up: what it calls says more than its arguments.
     known = {name for name, _ in work if name.startswith("aten::")}
@@ -82,9 +88,9 @@ def profile_cell(cell: Cell, device: torch.device, folder: Path, budget_s: float
         cell=cell,
         device=found,
         calls=repeats,
-        wall_s=median(wall for wall, _, _ in whole),
-        host_s=median(host for _, host, _ in whole),
-        device_s=median(seconds for _, _, seconds in whole) if device.type == "cuda" else None,
+        wall_s=median(wall for wall, _ in whole),
+        host_s=median(host for _, host in whole),
+        device_s=_device_s(call, device, repeats) if on_gpu else None,
         busy_s=traced.busy_s,
         traced_s=traced.span_s,
         stages=tuple(stage_rows(walls, on_stream, kernels, call.cost, found)),
@@ -92,18 +98,21 @@ def profile_cell(cell: Cell, device: torch.device, folder: Path, budget_s: float
     )
 
 
-def _timed(call: ProfiledCall, device: torch.device) -> tuple[float, float, float]:
-    """Seconds of one unmarked call: until the device is idle, until the host is free, and between two events."""
-    on_gpu = device.type == "cuda"
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if on_gpu else []
+def _timed(call: ProfiledCall, device: torch.device) -> tuple[float, float]:
+    """Seconds of one unmarked call: until the device is idle, and until the host is free."""
     synchronize(device)
     start = time.perf_counter()
-    if on_gpu:
-        events[0].record()
     call.whole()
-    if on_gpu:
-        events[1].record()
     host = time.perf_counter() - start
     synchronize(device)
-    wall = time.perf_counter() - start
-    return wall, host, 1e-3 * events[0].elapsed_time(events[1]) if on_gpu else wall
+    return time.perf_counter() - start, host
+
+
+def _device_s(call: ProfiledCall, device: torch.device, repeats: int) -> float:
+    """Median seconds of unmarked calls on the device, with the host ahead of it."""
+
+    def whole(listener: Listener) -> None:
+        with listener(CALL):
+            call.whole()
+
+    return queued_times(whole, CudaQueue(device), "warm", repeats).seconds[CALL]

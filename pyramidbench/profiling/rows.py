@@ -51,7 +51,9 @@ class StageRow(_Rated):
 
     path: str = Field(description="a stage, or a part of one as stage/part")
     wall_s: float = Field(description="with the device idle at both ends")
-    device_s: float | None = Field(default=None, description="between two CUDA events; null on a CPU")
+    device_s: float | None = Field(
+        default=None, description="between two CUDA events, with the host ahead of the device; null on a CPU"
+    )
     kernels_s: float = Field(description="sum of its kernels' times (on a CPU: operators'), from the trace")
     launches: float = Field(description="kernels (operators) launched")
 
@@ -161,6 +163,7 @@ def with_counters(row: KernelRow, counted: Mapping[str, float], device: Device) 
 def short_name(kernel: str) -> str:
     """A kernel's name without return type, template arguments and parameters, in which tools differ."""
     bare = re.sub(r"^void\s+", "", kernel.strip())
+    bare = re.sub(r"(\(anonymous namespace\)|<unnamed>)::", "", bare)
     return re.split(r"[<(]", bare, maxsplit=1)[0].strip() or kernel
 
 

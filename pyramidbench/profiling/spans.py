@@ -11,6 +11,8 @@ from typing import Literal
 import torch
 
 from pyramidbench.device import synchronize
+from pyramidbench.device_queue import CudaQueue
+from pyramidbench.stage_clock import queued_times
 from pyramidbench.stages import listening
 
 Call = Callable[[], object]
@@ -59,10 +61,13 @@ def marks(path: str) -> AbstractContextManager[object]:
 def span_times(call: Spanned, device: torch.device, repeats: int, how: How) -> dict[str, float]:
     """Median seconds of each path over repeated calls, in the order in which they were first entered.
 
-    wall: with the device idle at both ends, so waiting and launching count. device: between two CUDA events on the stream,
-    with nothing waited for.
+    wall: with the device idle at both ends, so waiting and launching count. device: between two CUDA events, with the host
+    ahead of the device, as `pyramidbench.stage_clock` says.
     """
-    calls = [_once(call, device, how) for _ in range(repeats)]
+    if how == "device":
+        queued = queued_times(lambda listener: run_with(call, listener), CudaQueue(device), "warm", repeats)
+        return _with_index(queued.seconds)
+    calls = [_with_index(_wall_times(call, device)) for _ in range(repeats)]
     return {path: median(taken.get(path, 0.0) for taken in calls) for path in calls[0]}
 
 
@@ -79,12 +84,11 @@ def call_between_marks(call: Spanned, device: torch.device, warm_calls: int = 3)
         torch.cuda.cudart().cudaProfilerStop()
 
 
-def _once(call: Spanned, device: torch.device, how: How) -> dict[str, float]:
+def _wall_times(call: Spanned, device: torch.device) -> dict[str, float]:
     seconds: dict[str, float] = {}
-    events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
-    def wall(path: str) -> Iterator[None]:
+    def around(path: str) -> Iterator[None]:
         seconds.setdefault(path, 0.0)
         synchronize(device)
         start = time.perf_counter()
@@ -92,18 +96,11 @@ def _once(call: Spanned, device: torch.device, how: How) -> dict[str, float]:
         synchronize(device)
         seconds[path] += time.perf_counter() - start
 
-    @contextmanager
-    def on_stream(path: str) -> Iterator[None]:
-        seconds.setdefault(path, 0.0)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        yield
-        end.record()
-        events.append((path, start, end))
+    run_with(call, around)
+    return seconds
 
-    run_with(call, wall if how == "wall" else on_stream)
-    synchronize(device)
-    for path, start, end in events:
-        seconds[path] += 1e-3 * start.elapsed_time(end)
+
+def _with_index(seconds: dict[str, float]) -> dict[str, float]:
+    """And what choosing takes besides the stages inside it."""
     inside = [taken for path, taken in seconds.items() if path.startswith(f"{SELECT}/") and path.count("/") == 1]
     return seconds | ({INDEX: max(0.0, seconds[SELECT] - sum(inside))} if inside else {})

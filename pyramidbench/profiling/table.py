@@ -66,7 +66,7 @@ def stage_table(profile: Profile) -> Shown:
         _number("launches" if on_gpu else "runs", lambda row: f"{row.launches:.0f}", 2),
         *_rates(profile),
     )
-    device = "device: between two CUDA events. " if on_gpu else ""
+    device = "device: between two CUDA events, with no wait for the host. " if on_gpu else ""
     notes = (
         f"wall: with the device idle at both ends. {device}{counted}: sum of their own times in the trace, which slows them.",
         f"Operations are the formula's, bytes what its {counted} must move at least. of roof: the least time that the measured "

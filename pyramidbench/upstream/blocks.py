@@ -47,6 +47,14 @@ class FedBlocks(BlockMethod):
         assert isinstance(made, BlockMethod)
         return made
 
+    @property
+    def adaptive(self) -> bool:
+        """As the rule: where that keeps as much as it needs, K has no part in it."""
+        return self.chooser().adaptive
+
+    def walked_levels(self, problem: Problem) -> int:
+        return self.chooser().walked_levels(problem)
+
     def gap(self) -> str | None:
         """Why the kernel is not on this machine and what to do about it, in one line; None where it is."""
         raise NotImplementedError

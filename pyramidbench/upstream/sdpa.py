@@ -40,10 +40,13 @@ def limit(kernel: KernelName, problem: Problem) -> str | None:
 
 
 def workspace(kernel: KernelName, problem: Problem) -> float:
-    """Bytes of the M × N matrices that "math" holds, with their gradients where the pass has them; 0 for the others."""
-    matrices = 6.0 if problem.needs_gradients else 3.0
-    pairs = problem.batch * problem.heads * problem.seq_len_q * problem.seq_len_kv
-    return matrices * 4 * pairs if kernel == "math" else 0.0
+    """Bytes held besides inputs and output: by "math" the M × N matrices, with their gradients where the pass has them; by
+    "cudnn" and "flash" the fp32 sums of the gradient of q. On an H200 that is all of cuDNN's, and half of what flash holds."""
+    queries = problem.batch * problem.heads * problem.seq_len_q
+    if kernel == "math":
+        return (6.0 if problem.needs_gradients else 3.0) * 4 * queries * problem.seq_len_kv
+    summed = kernel in ("cudnn", "flash") and problem.device == "cuda" and problem.needs_gradients
+    return 4.0 * queries * problem.head_dim if summed else 0.0
 
 
 def attend(kernel: KernelName, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:

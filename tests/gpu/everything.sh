@@ -77,8 +77,9 @@ if [ -n "$capture" ]; then
     say "equal mass"
 fi
 timeout "$limit_s" "$python" "$here/bench_clock.py" 2>&1 | tee "$out/bench_clock.txt"
-timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --out "$out/same-twice" 2>&1 | tee "$out/same_twice.txt"
-say "timer and A/A test"
+timeout "$limit_s" "$python" "$here/bench_stages.py" 2>&1 | tee "$out/bench_stages.txt"
+timeout "$limit_s" "$python" "$here/same_twice.py" --device cuda --timing 0.4 --out "$out/same-twice" 2>&1 | tee "$out/same_twice.txt"
+say "timer, stage clock and A/A test"
 timeout "$limit_s" "$python" -m pyramidbench sweep prefill --timing 500ms --out "$out/prefill"
 say "sweep prefill"
 timeout "$limit_s" "$python" -m pyramidbench doctor 2>&1 | tee "$out/doctor.txt"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from pyramidbench.kernels import attending
 from pyramidbench.kernels.attending import TorchMethod
 from pyramidbench.problem import Problem
+from pyramidbench.rates import expected_memory
 from pyramidbench.registry import create, method_class, method_names, preset_names
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
@@ -55,6 +57,28 @@ def test_memory_that_a_cost_names_has_a_bound(spec: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(attending, "CHUNK_ELEMENTS", {"cpu": 1})
     least = method.cost(problem).workspace_bytes
     assert 0 <= whole - least <= 24.0 * (1 << 22)
+
+
+@pytest.mark.parametrize(
+    ("direction", "heads", "kv_heads", "length", "tile", "top_k", "measured"),
+    [
+        ("forward", 32, 8, 65536, 1, 16, 1_022_595_584),
+        ("forward", 16, 16, 65536, 128, 64, 274_890_752),
+        ("forward", 16, 1, 65536, 1, 16, 277_872_640),
+        ("train", 16, 16, 16384, 128, 64, 417_134_080),
+    ],
+    ids=["token-level", "tile-level", "one-kv-head", "train"],
+)
+def test_memory_is_that_of_the_kernels_on_a_gpu(
+    direction: str, heads: int, kv_heads: int, length: int, tile: int, top_k: int, measured: int
+) -> None:
+    """Peaks of the window on an H200, of which most beside the output is the scratch of the attention by key, or of the
+    backward; lists alone would be less than half."""
+    pytest.importorskip("triton")
+    plain = Problem(1, heads, kv_heads, length, length, 128, 128, "bfloat16", True, 0.09, device="cuda")
+    problem = replace(plain, direction=cast(Any, direction))
+    window = create("sliding_window", {"query_tile": tile, "top_k": top_k})
+    assert measured / expected_memory(window, problem)["expected_memory_bytes"] == pytest.approx(1, abs=0.15)
 
 
 def test_sets_are_those_of_the_heads_that_share_one() -> None:

@@ -22,6 +22,16 @@ def test_the_fewest_blocks_that_reach_p(
     assert tiles[-1] == blocks
 
 
+@pytest.mark.parametrize(("top_p", "blocks"), [(0.55, [0, 2, 3]), (0.6, [0, 1, 2, 3])])
+def test_p_is_a_share_of_all_rows_of_squares(
+    top_p: float, blocks: list[int], kept: Callable[..., list[list[list[int]]]]
+) -> None:
+    # A tile of the last four queries overlaps blocks 2 and 3. Its first two rows ask 0: .5 each for blocks 0 and 1; its last
+    # two give the antidiagonals 1 and 0.5, softmax .62 and .38. Together block 0 has 1.12 of 2, a share of .56.
+    (tiles,) = kept("xattention", QUERIES, KEYS, top_p=top_p, **{**SIZES, "query_tile": 4})
+    assert tiles[-1] == blocks
+
+
 @pytest.mark.parametrize(("top_k", "blocks"), [(1, [2, 3]), (2, [0, 2, 3])])
 def test_the_k_best_blocks(top_k: int, blocks: list[int], kept: Callable[..., list[list[list[int]]]]) -> None:
     (tiles,) = kept("xattention:top_k", QUERIES, KEYS, top_k=top_k, **SIZES)

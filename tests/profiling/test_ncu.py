@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
-from pyramidbench.profiling.ncu import collect, command, joined, printed, read_counters
+from pyramidbench.profiling.ncu import RIGHTS, collect, command, joined, printed, read_counters
 from pyramidbench.profiling.rows import KernelRow, short_name
 
 TEXT = (Path(__file__).parent / "fixtures" / "ncu.csv").read_text()
@@ -63,6 +64,8 @@ def test_a_kernel_of_two_stages_keeps_its_estimates() -> None:
         ("_walk", "_walk"),
         ("void at::native::fill_kernel<4, F, A<char*, 1>>(int, F, A)", "at::native::fill_kernel"),
         ("void foo(int)", "foo"),
+        ("void at::native::(anonymous namespace)::cat<float, 4>(float*)", "at::native::cat"),
+        ("void at::native::<unnamed>::cat<float, 4>(float*)", "at::native::cat"),
         ("Memcpy DtoD (Device -> Device)", "Memcpy DtoD"),
     ],
 )  # fmt: skip
@@ -78,7 +81,8 @@ def test_names_of_two_tools_agree(name: str, short: str) -> None:
             "==ERROR== The user does not have permission to access NVIDIA GPU Performance Counters",
             "does not have permission",
         ),
-        ('"ID","Kernel Name","Metric Name","Metric Value"\n', "lacks the column 'Metric Unit'"),
+        ('"ID","Kernel Name","Metric Name","Metric Value"\n', "it says: nothing"),
+        ('"ID","Kernel Name","Metric Name","Metric Value"\n"0","k","m","1"\n', "lacks the column 'Metric Unit'"),
         (
             '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","k","m","furlong","1"\n',
             "'1' in 'furlong'",
@@ -103,6 +107,50 @@ def test_the_command_collects_what_is_read(tmp_path: Path) -> None:
     assert shlex.split(printed(["python", "-m", "x y"], tmp_path / "ncu.csv")) == words
 
 
+def test_no_setting_of_the_device_is_changed_and_every_process_is_seen(tmp_path: Path) -> None:
+    words = command(["python"], tmp_path / "ncu.csv")
+    for option, value in (("--clock-control", "none"), ("--cache-control", "all"), ("--target-processes", "all")):
+        assert words[words.index(option) + 1] == value
+
+
+def as_raw_page(text: str) -> str:
+    """The same counters in the form of --page raw: a column for each metric, and a row of units."""
+    lines = text.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith('"ID"'))
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    units: dict[str, str] = {}
+    for row in csv.DictReader(lines[start:]):
+        cells.setdefault((row["ID"], row["Kernel Name"]), {})[row["Metric Name"]] = row["Metric Value"]
+        units.setdefault(row["Metric Name"], row["Metric Unit"])
+    table = [["ID", "Kernel Name", *units], ["", "", *units.values()]]
+    table += [[*key, *(found.get(name, "n/a") for name in units)] for key, found in cells.items()]
+    rows = [",".join(f'"{cell}"' for cell in row) for row in table]
+    return "\n".join([*lines[:start], *rows, "==PROF== Disconnected from process 4711"])
+
+
+def test_the_raw_page_says_the_same() -> None:
+    """Of the kernels whose launches have one unit for a metric, as on a page they must."""
+    raw, long = read_counters(as_raw_page(TEXT)), read_counters(TEXT)
+    assert [(found.name, found.launches) for found in raw] == [(found.name, found.launches) for found in long]
+    assert (raw[0], raw[2]) == (long[0], long[2])
+    assert raw[0].values
+
+
+def test_a_raw_page_without_units_is_refused() -> None:
+    lines = as_raw_page(TEXT).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith('"ID"'))
+    with pytest.raises(UserError, match="lacks the row of units"):
+        read_counters("\n".join([*lines[: start + 1], *lines[start + 2 :]]))
+
+
+@pytest.mark.parametrize("value", ["n/a", "(!) n/a", "nan", "(!) nan", "inf", ""])
+def test_a_value_that_is_none_is_missing(value: str) -> None:
+    line = f'"0","k","lts__t_bytes.sum","byte","{value}"\n"0","k","dram__bytes_read.sum","byte","1,000"\n'
+    (found,) = read_counters('"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n' + line)
+    assert "l2_bytes" not in found.values
+
+
+DENIED = f"ERR_NVGPUCTRPERM - no permission; {RIGHTS}"
 NCU = """#!{python}
 import sys
 from pathlib import Path
@@ -116,10 +164,22 @@ sys.exit({code})
     ("text", "code", "told"),
     [
         (TEXT, 0, None),
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 1, "ncu ended with 1: ERR_NVGPUCTRPERM - no permission"),
-        ("", 9, "ncu ended with 9: no reason given"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 1, f"ncu ended with 1 and no counters: {DENIED}"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 0, f"ncu ended with 0 and no counters: {DENIED}"),
+        (
+            "==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n",
+            0,
+            "ncu ended with 0 and no counters: No kernels were profiled.",
+        ),
+        (TEXT[: TEXT.index('"0"')], 0, "ncu ended with 0 and no counters: no reason given"),
+        (
+            "==ERROR== Failed to find metric sm__x.sum\n" + TEXT,
+            1,
+            "ncu ended with 1 and no counters: Failed to find metric sm__x.sum",
+        ),
+        ("", 9, "ncu ended with 9 and no counters: no reason given"),
     ],
-    ids=["counters", "no permission", "silent"],
+    ids=["counters", "no permission", "no permission, code 0", "no kernels", "header alone", "no metric", "silent"],
 )
 def test_it_runs_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, told: str | None

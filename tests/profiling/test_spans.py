@@ -120,30 +120,38 @@ def test_without_stages_inside_there_is_no_index() -> None:
     assert list(span_times(dense, CPU, 1, "wall")) == ["select", "attend"]
 
 
-class FakeEvent:
-    """A CUDA event whose times count the events recorded, in milliseconds."""
+class FakeQueue:
+    """A device's queue that goes on by a millisecond at each mark, and never catches up with its host."""
 
-    recorded = 0
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks = 0
+        self.held = self.waits = 0
 
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
+    def mark(self) -> Any:
+        self.marks += 1
+        at = self.marks
+        return SimpleNamespace(at=at, query=lambda: False, elapsed_time=lambda end: float(end.at - at))
 
-    def record(self) -> None:
-        FakeEvent.recorded += 1
-        self.at = FakeEvent.recorded
+    def hold(self, seconds: float) -> None:
+        assert seconds > 0
+        self.held += 1
 
-    def elapsed_time(self, other: FakeEvent) -> float:
-        return float(other.at - self.at)
+    def wait(self) -> None:
+        self.waits += 1
 
 
-def test_device_times_come_from_events_and_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[object] = []
-    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
-    monkeypatch.setattr(module, "synchronize", waited.append)
+def test_device_times_are_of_calls_handed_over_while_the_device_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeQueue] = []
+    monkeypatch.setattr(module, "CudaQueue", lambda device: made.append(FakeQueue(device)) or made[0])
     times = span_times(walk, CPU, 2, "device")
+    assert list(times) == [*PATHS, "index"]
     assert times["select"] == pytest.approx(9e-3)
     assert times["select/route/level 0"] == pytest.approx(1e-3)
-    assert len(waited) == 2
+    assert times["index"] == pytest.approx((9 - 5 - 1) * 1e-3)
+    assert (made[0].held, made[0].waits) == (2, 2 + 2), (
+        "once a call, and around the one that tells how slow the host is"
+    )
 
 
 def test_marks_are_nvtx_ranges_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,11 @@ CELL = Cell(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def nan_filled() -> None:
+    """Not here: filled memory and deterministic algorithms are more work than what is profiled has."""
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("direction", ["forward", "train"])

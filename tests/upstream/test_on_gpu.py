@@ -18,7 +18,8 @@ from pyramidbench.passes import Training
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create, method_names
 
-pytestmark = pytest.mark.gpu
+# What the packages and torch's compiler warn of on a device is not what these are about.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 DENSE = ["dense:cudnn", "dense:flash", "dense:efficient", "dense:math", "dense:fa2", "dense:fa3", "dense:fa4"]
 BLOCKS = {
