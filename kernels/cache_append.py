@@ -4,7 +4,8 @@ Only nodes whose tokens are all there are ever ranked, so a node is summed up wh
 when somebody wants to read them (`finish`). The blocks that the new tokens complete are summed from their keys, and above
 them, level by level, the nodes that end with these blocks from their children's statistics: at most O(n/C + log N) nodes for n
 tokens, and none for most single tokens. Sums and means run as in `kernels.pyramid.build_pyramid`, so that a cache holds what
-a build over all its keys would hold, bit for bit. Cutting tokens off leaves complete nodes complete or drops them.
+a build over all its keys would hold, bit for bit. Cutting tokens off leaves complete nodes complete or drops them. Likewise the
+mean of a block's part, for rules that read it, is made when the part completes; a query that sees an open one pools it itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheStore
-from pyramidbench.kernels.pyramid import leaf_statistics, pad_rows, summary, weighted_mean
+from pyramidbench.kernels.pyramid import leaf_statistics, pad_rows, sub_block_means, summary, weighted_mean
 
 
 def append_reference(store: CacheStore, k: Tensor, v: Tensor, starts: Sequence[int], counts: Sequence[int]) -> None:
@@ -28,6 +29,8 @@ def append_reference(store: CacheStore, k: Tensor, v: Tensor, starts: Sequence[i
         store.write(store.k, sequence, start, k[sequence, :, :count])
         store.write(store.v, sequence, start, v[sequence, :, :count])
         complete(store, sequence, start, start + count)
+        if store.sizes.parts:
+            complete_parts(store, sequence, start, start + count)
     ends = [start + count for start, count in zip(starts, counts, strict=True)]
     store.lengths.copy_(torch.tensor(ends, dtype=torch.int32)[:, None].expand_as(store.lengths))
 
@@ -41,6 +44,20 @@ def complete(store: CacheStore, sequence: int, start: int, end: int) -> None:
             return
         _store(store, sequence, level, first, _statistics(store, sequence, level, first, past, end))
         span *= store.sizes.branching
+
+
+def complete_parts(store: CacheStore, sequence: int, start: int, end: int) -> None:
+    """Make the means of the parts of blocks that tokens [start, end) of a sequence complete."""
+    assert store.parts is not None
+    parts, size = store.sizes.parts, store.sizes.block_size
+    first, past = store.sizes.full_parts(start), store.sizes.full_parts(end)
+    if first == past:
+        return
+    block = first // parts
+    k = store.rows_of(store.k, sequence, block * size, min(-(-past // parts) * size, end))
+    means, _ = sub_block_means(k, block_size=size, parts=parts)
+    held = store.parts[sequence].flatten(1, 2)
+    held[:, first:past] = means.flatten(1, 2)[:, first - block * parts : past - block * parts]
 
 
 def finish(store: CacheStore, sequence: int, end: int) -> None:

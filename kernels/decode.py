@@ -172,33 +172,47 @@ class _Walk:
     def masses(self, blocks: Tensor) -> Tensor:
         """Log-mass of blocks by their keys, or by their parts' means, as far as the query sees them: [B, sets, M, g, A]."""
         size = self.store.sizes.block_size
-        keys = self.store.blocks_of(self.store.k, blocks).to(self.queries.dtype)
         first = blocks[..., None] * size
         seen = torch.minimum(self.where.position, self.store.lengths[:, :1, None].long() - 1)[..., None, None]
         if self.rules.leaf_score == "sub":
-            keys, log_keys, last = self._parts(keys, first)
+            keys, log_keys, last = self._parts(blocks, first)
         else:
-            log_keys, last = None, first + torch.arange(size, device=first.device)
+            keys, log_keys = self.store.blocks_of(self.store.k, blocks), None
+            last = first + torch.arange(size, device=first.device)
         visible = (last <= seen) & (blocks >= 0)[..., None]
-        logits = self.queries @ keys.masked_fill_(~visible[..., None], 0).flatten(3, 4).mT
-        logits = logits.unflatten(-1, visible.shape[-2:])
+        rows = keys.to(self.queries.dtype).masked_fill_(~visible[..., None], 0)
+        logits = (self.queries @ rows.flatten(3, 4).mT).unflatten(-1, visible.shape[-2:])
         logits = logits if log_keys is None else logits + log_keys[..., None, :, :]
         masses = logits.masked_fill(~visible[..., None, :, :], -math.inf).logsumexp(-1)
         return torch.where(masses.isnan(), -math.inf, masses)
 
-    def _parts(self, keys: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Means of the parts of blocks [B, sets, M, A, C, D], the logarithm of their keys and the last key of each."""
-        parts, block_size = self.rules.sub_blocks, self.store.sizes.block_size
-        size = -(-block_size // parts)
-        place = torch.arange(size * parts, device=first.device)
-        tokens = self.store.lengths[:, :1, None, None, None]
-        inside = (first + place < tokens) & (place < block_size)
-        padded = torch.nn.functional.pad(keys, (0, 0, 0, size * parts - block_size))
-        rows = torch.where(inside[..., None], padded, 0).unflatten(-2, (parts, size))
-        counts = inside.unflatten(-1, (parts, size)).sum(-1)
-        means = (rows.sum(-2) / counts.clamp(min=1)[..., None]).to(self.store.k.dtype).to(keys.dtype)
-        last = first + ((torch.arange(parts, device=first.device) + 1) * size).clamp(max=block_size) - 1
-        return means, counts.to(keys.dtype).log(), torch.minimum(last, tokens - 1)
+    def _parts(self, blocks: Tensor, first: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Means of the parts of blocks [B, sets, M, A], the logarithm of their keys and their last keys: [..., A, parts]."""
+        sizes, tokens = self.store.sizes, self.store.lengths[:, :1, None, None, None].long()
+        edges = (torch.arange(sizes.parts + 1, device=first.device) * sizes.part_size).clamp(max=sizes.block_size)
+        begin, end = first + edges[:-1], first + edges[1:]
+        counts = (torch.minimum(end, tokens) - begin).clamp(min=0)
+        means = self.store.parts_of(blocks)
+        # Kept are the means of whole parts; a sequence has at most one open one.
+        is_open = (begin < tokens) & (end > tokens)
+        means = torch.where(is_open[..., None], self._open_part(blocks.shape[1]), means)
+        # A part without a key lies behind every query, whatever is in its place.
+        last = torch.where(counts > 0, torch.minimum(end, tokens) - 1, torch.iinfo(torch.int64).max)
+        return means, counts.to(self.queries.dtype).log(), last
+
+    def _open_part(self, sets: int) -> Tensor:
+        """The mean of the keys behind the last whole part of each sequence: [B, sets, 1, 1, 1, D] in k's dtype."""
+        sizes, tokens = self.store.sizes, self.store.lengths[:, :1, None].long()
+        own = (tokens // sizes.block_size).clamp(max=sizes.blocks - 1).expand(-1, sets, -1)
+        keys = self.store.blocks_of(self.store.k, own).to(self.store.stats.dtype)
+        held = tokens[..., None] % sizes.block_size
+        begin = held // sizes.part_size * sizes.part_size
+        key = torch.arange(sizes.block_size, device=keys.device)
+        rows = torch.where(((key >= begin) & (key < held))[..., None], keys, 0)
+        # Summed in the order of `pyramid.sub_block_means`: a part's keys, and zeros behind them.
+        padded = torch.nn.functional.pad(rows, (0, 0, 0, sizes.part_size * sizes.parts - sizes.block_size))
+        total = padded.unflatten(-2, (sizes.parts, sizes.part_size)).sum(-2).sum(-2)
+        return (total / (held - begin).clamp(min=1)).to(self.store.k.dtype)[..., None, None, :]
 
 
 def start_nodes(levels: int, blocks: int, rules: WalkRules, level: int) -> int:

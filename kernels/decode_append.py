@@ -6,8 +6,9 @@ are summed, and then it goes up as long as a node ends with the block: a node's 
 which no token can change any more, with the last child's, which are at hand. The other children of all levels are loaded
 at once, so the path costs one latency and not one a level. The block is summed key by key and children in ascending order,
 as `kernels.pyramid_build` does, so that a cache holds what that builds, bit for bit. With FINISH the same path is taken
-from the last block to the root, whether complete or not, for whoever reads the pyramid. Where the cache is full nothing is
-written, the length stays and a flag is set.
+from the last block to the root, whether complete or not, for whoever reads the pyramid. For rules that score blocks by their
+parts, the mean of each part that the tokens complete is made from its keys. Where the cache is full nothing is written, the
+length stays and a flag is set.
 More tokens than a block holds go through `kernels.decode_prompt`.
 Cost: mostly the tokens. One step of C reads a block's keys and (branching - 1)·levels statistics of 12·D bytes, 60 KB a head
 at D 128 and 256k keys. Bound by latency: launch, length beside tokens; where a block ends, its keys and statistics.
@@ -23,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheStore
+from pyramidbench.kernels.decode_launch import after_previous, overlap
 from pyramidbench.kernels.decode_place import block_start
 from pyramidbench.kernels.decode_prompt import append_prompt
 from pyramidbench.kernels.decode_tokens import (
@@ -32,6 +34,7 @@ from pyramidbench.kernels.decode_tokens import (
     block_statistics,
     copy_tokens,
     store_node,
+    store_parts,
 )
 from pyramidbench.kernels.pyramid_nodes import keys_under
 
@@ -68,14 +71,15 @@ def _closed_children(
 
 @triton.jit(do_not_specialize=["at", "tokens"])
 def _append(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, nodes_ptr, stats_ptr, lengths_ptr, full_ptr, pages_ptr, counts_ptr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, nodes_ptr, stats_ptr, parts_ptr, lengths_ptr, full_ptr, pages_ptr, counts_ptr,
     k_strides, v_strides, k_cache_strides, v_cache_strides, weight, at, tokens, kv_heads, max_len, blocks, levels, node_count,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BRANCHING: tl.constexpr, LEVELS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_PAGED: tl.constexpr, HAS_COUNTS: tl.constexpr,
-    ROWS: tl.constexpr, COPY: tl.constexpr, FINISH: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr, FINISH: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // kv_heads, program % kv_heads
+    after_previous(OVERLAPS)
     start = tl.where(at >= 0, at, tl.load(lengths_ptr + program))
     count = tl.load(counts_ptr + batch) if HAS_COUNTS else tokens
     end = start + count
@@ -96,6 +100,12 @@ def _append(
         tl.store(lengths_ptr + program, end)
     else:
         tl.store(full_ptr, 1)
+    if PARTS and not FINISH:
+        # After the barrier above: the tokens are what other threads wrote.
+        store_parts(
+            parts_ptr, k_cache_ptr, k_cache_strides, pages_ptr, kv_heads, blocks, batch, head, start,
+            tl.where(has_room, end, start), BLOCK_SIZE, HEAD_DIM, BLOCK_D, PARTS, IS_PAGED,
+        )  # fmt: skip
     block = tl.maximum(end - 1, 0) // BLOCK_SIZE if FINISH else start // BLOCK_SIZE
     if has_room & ((block + 1) * BLOCK_SIZE <= end if not FINISH else end > 0):
         # The tokens are what other threads wrote.
@@ -157,9 +167,9 @@ def _launch_append(
 ) -> None:  # fmt: skip
     sizes = store.sizes
     _append[(sizes.batch * sizes.kv_heads,)](
-        k, v, store.k, store.v, store.nodes, store.stats, store.lengths, store.full, store.pages, counts, k.stride()[:3],
-        v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2], sizes.kv_heads,
-        sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store), BRANCHING=sizes.branching,
-        LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None, COPY=COPY_ROWS,
-        FINISH=finish, num_warps=APPEND_WARPS,
+        k, v, store.k, store.v, store.nodes, store.stats, store.parts, store.lengths, store.full, store.pages, counts,
+        k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2],
+        sizes.kv_heads, sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store),
+        BRANCHING=sizes.branching, LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None,
+        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS, **overlap(store.k.device),
     )  # fmt: skip

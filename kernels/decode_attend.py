@@ -18,10 +18,11 @@ from torch import Tensor
 
 from pyramidbench.kernels.attention_portable import LOG2_E
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_leaf import block_tile, query_tile
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
-from pyramidbench.kernels.top_k import best, log_sum_exp
+from pyramidbench.kernels.top_k import FEW_SLOTS, best, best_of_few, log_sum_exp
 
 COMBINE_WARPS = 4
 PROGRAMS_PER_SM = 4
@@ -29,7 +30,7 @@ PROGRAMS_PER_SM = 4
 
 
 @triton.jit
-def _joined(mass, other, REDUCE: tl.constexpr):
+def joined(mass, other, REDUCE: tl.constexpr):
     """Scores [SLOTS] from log-masses of candidates [SLOTS, heads] and of forced blocks [FORCED, heads]; -inf: no such place."""
     if REDUCE == "sum_prob":
         top = tl.maximum(tl.max(mass, 0), tl.max(other, 0))
@@ -45,8 +46,8 @@ def _joined(mass, other, REDUCE: tl.constexpr):
 
 @triton.jit
 def _choose(
-    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, FORCED_SLOTS: tl.constexpr,
-    REDUCE: tl.constexpr,
+    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr,
+    FORCED_SLOTS: tl.constexpr, REDUCE: tl.constexpr,
 ):  # fmt: skip
     """Which of the candidates at places `slot` are the best `keep`, by their masses [places, GROUP]."""
     head, extra = tl.arange(0, HEADS), tl.arange(0, FORCED_SLOTS)
@@ -61,7 +62,9 @@ def _choose(
         mask = (extra < forced)[:, None] & (head < GROUP)[None, :]
         at = mass_ptr + (found + extra)[:, None] * GROUP + head[None, :]
         other = tl.load(at, mask=mask, other=float("-inf"))
-    return best(_joined(mass, other, REDUCE), slot < found, keep)
+    if SLOTS <= FEW_SLOTS:
+        return best_of_few(joined(mass, other, REDUCE), slot < found, keep)
+    return best(joined(mass, other, REDUCE), slot < found, keep)
 
 
 @triton.jit
@@ -72,17 +75,21 @@ def _attend(
     GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, IS_PAGED: tl.constexpr,
     SLOTS: tl.constexpr, FORCED_SLOTS: tl.constexpr, REDUCE: tl.constexpr, IS_EXACT: tl.constexpr, BUDGETED: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     item, split = program // splits, (program % splits).to(tl.int32)
     index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
     kv_head = which * kv_heads // sets
-    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
     slot, row, offs_n = tl.arange(0, SLOTS), tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     offs_d, offs_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    # What lies before this launch began when the query was there.
     q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
-    candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < found, other=-1)
+    after_previous(OVERLAPS)
+    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
+    # Read without waiting for the count; what lies behind the last candidate is not used.
+    candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < candidate_width, other=-1)
     position, _, sink_end, local_start, forced = new_query(
         length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
     )
@@ -91,7 +98,7 @@ def _attend(
     if IS_EXACT:  # noqa: SIM102 - the first condition is compiled away
         if found > keep:
             mass_at = mass_ptr + item * mass_width * GROUP
-            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, FORCED_SLOTS, REDUCE)
+            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, SLOTS, FORCED_SLOTS, REDUCE)
     kept, order = tl.sum(chosen.to(tl.int32)), tl.cumsum(chosen.to(tl.int32)) - 1
     if split == 0:
         write_list(list_ptr + item * list_width, candidate, chosen, sink_end, local_start, forced, list_width)
@@ -129,9 +136,10 @@ def _attend(
 @triton.jit
 def _combine(
     part_ptr, part_lse_ptr, out_ptr, splits,
-    GROUP: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
+    after_previous(OVERLAPS)
     item, head = program // GROUP, program % GROUP
     split, offs_dv = tl.arange(0, SPLITS), tl.arange(0, BLOCK_DV)
     part = (item * splits + split) * GROUP + head
@@ -146,9 +154,7 @@ def _combine(
     tl.store(out_ptr + program * HEAD_DIM_V + offs_dv, out.to(out_ptr.dtype.element_ty), mask=offs_dv < HEAD_DIM_V)
 
 
-def run_attend(
-    call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Tensor | None, lists: Tensor, v: Tensor
-) -> Tensor:
+def run_attend(call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Tensor | None, lists: Tensor) -> Tensor:
     """Attention of every query to its chosen and forced blocks, [items, heads of a group, Dv] in q's dtype; fills `lists`."""
     store, rules, sizes = call.store, call.rules, call.store.sizes
     splits, per = split_sizes(call.list_width, call.items, call.q.device)
@@ -158,19 +164,20 @@ def run_attend(
         parts = torch.empty(call.items, splits, call.group, sizes.head_dim_v, device=call.q.device)
     part_lse = call.scratch(splits * call.group)
     _attend[(call.items * splits,)](
-        call.q, store.k, v, store.lengths, store.pages, candidates, counts, masses, lists, parts, part_lse,
-        call.q.stride()[:3], store.k.stride()[:3], v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks, rules.top_k,
-        rules.sink_blocks, rules.local_blocks, candidates.shape[1], 0 if masses is None else masses.shape[1], lists.shape[1],
+        call.q, store.k, store.v, store.lengths, store.pages, candidates, counts, masses, lists, parts, part_lse,
+        call.q.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks,
+        rules.top_k, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
+        0 if masses is None else masses.shape[1], lists.shape[1],
         splits, per, HEADS=heads, SLOTS=triton.next_power_of_2(max(16, candidates.shape[1])),
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,
         IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
         num_stages=call.launch.num_stages,
-        **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"},
+        **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"}, **call.overlap,
     )  # fmt: skip
     if splits > 1:
         _combine[(call.items * call.group,)](
             parts, part_lse, out, splits, GROUP=call.group, HEAD_DIM_V=sizes.head_dim_v, BLOCK_DV=call.shape["BLOCK_DV"],
-            SPLITS=triton.next_power_of_2(splits), num_warps=COMBINE_WARPS,
+            SPLITS=triton.next_power_of_2(splits), num_warps=COMBINE_WARPS, **call.overlap,
         )  # fmt: skip
     return out
 

@@ -10,18 +10,16 @@ import triton
 from torch import Tensor
 
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
-from pyramidbench.kernels.decode import start_nodes
+from pyramidbench.kernels.decode_launch import overlap
 from pyramidbench.kernels.walk_rules import WalkRules
 
 WIDEST_LEVEL = 32768
 """Candidates of a level that one program holds in registers, at most."""
 MOST_BLOCK_BYTES = 64 << 10
-SCAN_BYTES = 20 << 20
-"""Summaries that a launch of its own may score whole, over all queries: the upper levels that fit. H200, warm L2, batch 1: 4.2,
-8.4 and 16.8 MB take 3.9, 5.7 and 8.8 µs, where each level that one multiprocessor gathers (128 KB) takes about 10. The limit
-itself keeps a step at 256k within twice the formula's bytes."""
-LONG_START = 256
-"""A level of more nodes at which a walk may start is scored whole in any case: one multiprocessor would read it alone."""
+SCAN_BYTES = 26 << 20
+"""Summaries that one launch may score whole, over all queries: the upper levels that fit. H200, warm L2, batch 1: 4.2, 8.4 and
+16.8 MB take 3.9, 5.7 and 8.8 µs; a level that is gathered instead is a launch more. Within it a step at 256k moves less than
+twice the formula's bytes, and one at batch 8 and 128k scores its levels of up to 512 nodes whole."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +52,47 @@ class DecodeCall:
 
     @property
     def start_width(self) -> int:
-        """The most nodes of the level that a walk starts at; a level that the rules name is not passed by."""
-        return self.rules.start_width if self.rules.levels == "auto" else 1
+        """The most nodes of the level that a walk starts at."""
+        return start_width(self.rules)
+
+    @property
+    def by_children(self) -> bool:
+        """Whether nodes above the blocks are scored by the summaries of their children."""
+        return self.rules.node_score == "children" and self.store.sizes.levels > 1
+
+    @cached_property
+    def highest(self) -> int:
+        """The level at which the longest sequence starts."""
+        return highest_start(self.store.sizes, self.rules)
+
+    @property
+    def node_bytes(self) -> int:
+        """Bytes of the summaries that score one node."""
+        summary = self.store.nodes.shape[-1] * self.store.nodes.element_size()
+        return summary * (self.rules.branching if self.by_children else 1)
 
     @cached_property
     def scan_level(self) -> int:
-        """The lowest of the levels that are scored whole by a launch of their own; the number of levels where there is none."""
-        sizes, rules = self.store.sizes, self.rules
-        room = SCAN_BYTES // (self.items * self.store.nodes.shape[-1] * self.store.nodes.element_size())
-        level = sizes.levels
-        while level > 0 and sizes.offsets[-1] - sizes.offsets[level - 1] <= room:
+        """The lowest of the levels that are scored whole by one launch; `highest` + 1 where there is none."""
+        offsets, room = self.store.sizes.offsets, SCAN_BYTES // (self.items * self.node_bytes)
+        level = self.highest + 1
+        while level > 0 and offsets[self.highest + 1] - offsets[level - 1] <= room:
             level -= 1
-        starts = [start_nodes(sizes.levels, sizes.blocks, rules, start) > LONG_START for start in range(sizes.levels)]
-        return min(level, starts.index(True)) if any(starts) else level
+        return level
 
-    @cached_property
-    def slots(self) -> int:
-        """Places for a level's candidates."""
-        return most_candidates(self.store.sizes, self.rules)
+    @property
+    def scanned(self) -> tuple[int, int]:
+        """Place of the first node that is scored whole, and how many are."""
+        offsets = self.store.sizes.offsets
+        return offsets[self.scan_level], offsets[self.highest + 1] - offsets[self.scan_level]
+
+    def places(self, level: int) -> int:
+        """The most candidates of a level."""
+        return level_places(self.store.sizes, self.rules, level)
+
+    def slots(self, level: int) -> int:
+        """Places that a program which ranks them holds."""
+        return triton.next_power_of_2(max(16, self.places(level)))
 
     @property
     def passed(self) -> int:
@@ -104,6 +125,11 @@ class DecodeCall:
             "IS_PAGED": self.store.pages is not None,
         }
 
+    @cached_property
+    def overlap(self) -> dict[str, bool]:
+        """Whether a launch begins before the one before it ends, as constant and as launch option."""
+        return overlap(self.q.device)
+
     @property
     def launch(self) -> LaunchShape:
         sizes = self.store.sizes
@@ -134,15 +160,33 @@ def launch_shape(block_bytes: int) -> LaunchShape:
     return LaunchShape(4 if block_bytes <= 32 << 10 else 8, 2 if block_bytes <= 32 << 10 else 1)
 
 
-def widest_start(sizes: CacheSizes, rules: WalkRules) -> int:
-    """The most nodes of a level at which a walk may start, whatever the length."""
-    return max(start_nodes(sizes.levels, sizes.blocks, rules, level) for level in range(sizes.levels))
+def start_width(rules: WalkRules) -> int:
+    """The most nodes of the level at which a walk starts; what the rules say, or what a walk finds there anyway.
+
+    A level of up to `inner_width` nodes keeps them all, so all children of its nodes are candidates: the walk may as well
+    start with these.
+    """
+    return max(rules.start_width if rules.levels == "auto" else 1, rules.branching * rules.inner_width())
+
+
+def highest_start(sizes: CacheSizes, rules: WalkRules) -> int:
+    """The level at which the longest sequence starts."""
+    fits = (level for level in range(sizes.levels) if sizes.nodes_at(level, sizes.max_len) <= start_width(rules))
+    return next(fits, sizes.levels - 1)
+
+
+def level_places(sizes: CacheSizes, rules: WalkRules, level: int) -> int:
+    """The most candidates of a level, whether a walk starts there or comes from above."""
+    nodes, highest = sizes.nodes_at(level, sizes.max_len), highest_start(sizes, rules)
+    if level == highest:
+        return nodes
+    return max(min(nodes, start_width(rules)), rules.branching * (rules.inner_width() + 2))
 
 
 def most_candidates(sizes: CacheSizes, rules: WalkRules) -> int:
     """Candidates of a level, at most, as a power of two."""
-    below = rules.branching * (rules.inner_width() + 2) if sizes.levels > 1 else 1
-    return triton.next_power_of_2(max(widest_start(sizes, rules), below, 16))
+    levels = range(highest_start(sizes, rules) + 1)
+    return triton.next_power_of_2(max(16, max(level_places(sizes, rules, level) for level in levels)))
 
 
 def leaf_width(sizes: CacheSizes, rules: WalkRules) -> int:
@@ -165,10 +209,9 @@ def decode_gap(sizes: CacheSizes, rules: WalkRules, dtype: str) -> str | None:
     held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * (4 if dtype == "float32" else 2)
     if held > MOST_BLOCK_BYTES:
         return f"the Triton decode holds blocks of {MOST_BLOCK_BYTES >> 10} KiB of keys, not {held >> 10}; lower block_size"
-    if rules.node_score == "children" and sizes.levels > 1:
-        return "the Triton decode scores nodes by their own summaries, not by 'children'; use node_score='summary'"
-    if rules.leaf_score == "sub":
-        return "the Triton decode scores leaves by 'exact' or 'summary', not by 'sub'"
+    held = triton.next_power_of_2(max(1, sizes.parts)) * sizes.head_dim * (4 if dtype == "float32" else 2)
+    if held > MOST_BLOCK_BYTES:
+        return f"the Triton decode holds {MOST_BLOCK_BYTES >> 10} KiB of a block's means, not {held >> 10}; lower sub_blocks"
     if most_candidates(sizes, rules) > WIDEST_LEVEL:
         return (
             f"the Triton decode holds up to {WIDEST_LEVEL} candidates of a level, not {most_candidates(sizes, rules)}; "

@@ -1,9 +1,9 @@
 """Appending a prompt to a cache on the GPU: a launch for its blocks, and one a level. `kernels.cache_append` is the torch twin.
 
 `_append_blocks`: one program = one block of one sequence and key/value head: it writes the block's new tokens and sums all its
-keys, key by key. `_compose_level`: one program = ROWS neighbouring nodes of a level, from their children's statistics in
-ascending order. Only blocks and nodes that hold a new token are touched; the open one at the end of each level is made too,
-though nobody reads it. Both orders are those of `kernels.pyramid_build`.
+keys, key by key, and where means of parts are kept those of each whole part. `_compose_level`: one program = ROWS neighbouring
+nodes of a level, from their children's statistics in ascending order. Only blocks and nodes that hold a new token are touched;
+the open one at the end of each level is made too, though nobody reads it. Both orders are those of `kernels.pyramid_build`.
 Cost: reads and writes the new tokens, reads their keys twice; bound by memory.
 """
 
@@ -22,6 +22,7 @@ from pyramidbench.kernels.decode_tokens import (
     block_statistics,
     copy_tokens,
     store_node,
+    store_parts,
 )
 from pyramidbench.kernels.pyramid_nodes import keys_under, store_statistics, store_summaries
 
@@ -30,10 +31,10 @@ NODE_ROWS = 8
 
 @triton.jit
 def _append_blocks(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, nodes_ptr, stats_ptr, starts_ptr, ends_ptr, pages_ptr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, nodes_ptr, stats_ptr, parts_ptr, starts_ptr, ends_ptr, pages_ptr,
     k_strides, v_strides, k_cache_strides, v_cache_strides, weight, kv_heads, blocks, most_blocks, node_count,
     BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    HAS_BOUNDS: tl.constexpr, IS_PAGED: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr,
+    HAS_BOUNDS: tl.constexpr, IS_PAGED: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COPY: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     which = program // most_blocks
@@ -48,6 +49,11 @@ def _append_blocks(
             IS_PAGED, COPY,
         )  # fmt: skip
         tl.debug_barrier()
+        if PARTS:
+            store_parts(
+                parts_ptr, k_cache_ptr, k_cache_strides, pages_ptr, kv_heads, blocks, batch, head, first, last, BLOCK_SIZE,
+                HEAD_DIM, BLOCK_D, PARTS, IS_PAGED,
+            )  # fmt: skip
         offs_d = tl.arange(0, BLOCK_D)
         k_at = block_start(k_cache_ptr, k_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
         held = last - block * BLOCK_SIZE
@@ -101,8 +107,8 @@ def append_prompt(store: CacheStore, k: Tensor, v: Tensor, starts: Tensor, ends:
     sizes, heads = store.sizes, store.sizes.batch * store.sizes.kv_heads
     touched = -(-k.shape[2] // sizes.block_size) + 1
     _append_blocks[(heads * touched,)](
-        k, v, store.k, store.v, store.nodes, store.stats, starts, ends, store.pages, k.stride()[:3], v.stride()[:3],
-        store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, sizes.kv_heads, sizes.blocks, touched,
+        k, v, store.k, store.v, store.nodes, store.stats, store.parts, starts, ends, store.pages, k.stride()[:3],
+        v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, sizes.kv_heads, sizes.blocks, touched,
         sizes.offsets[-1], **append_shape(store), COPY=COPY_ROWS, num_warps=APPEND_WARPS,
     )  # fmt: skip
     shape = {

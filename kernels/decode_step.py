@@ -1,8 +1,9 @@
 """One decoding step on the GPU: walk, exact leaves, last choice with attention, and where it was split their sum.
 
-Four launches (five where the start level is scored apart) on grids that follow from rules and capacity, so that a CUDA graph
-captures the step once and replays it while the sequences grow. `kernels.decode` is the torch twin: the same sets, near-ties in
-fp32 apart.
+Two or three launches behind the walk's, which are one for the levels that are scored whole and one for each that is not.
+With few queries: every candidate attended to apart, choice and sum; with many: exact leaves, choice with attention, sum.
+Grids follow from rules and capacity, so that a CUDA graph captures the step once and replays it while the sequences grow.
+`kernels.decode` is the torch twin: the same sets, near-ties in fp32 apart.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from torch import Tensor
 from pyramidbench.kernels.cache import CacheStore
 from pyramidbench.kernels.decode_attend import run_attend
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_each import pays_each, run_each
 from pyramidbench.kernels.decode_leaf import run_leaf
 from pyramidbench.kernels.decode_walk import run_walk
 from pyramidbench.kernels.walk_rules import WalkRules
@@ -24,14 +26,17 @@ def step(q: Tensor, store: CacheStore, rules: WalkRules, scale: float) -> tuple[
     """
     call = DecodeCall(q, store, rules, scale)
     candidates, counts = call.lists(max(1, call.passed)), call.lists(1)
-    masses = None
+    lists = call.lists(call.list_width)
     if call.passed == 0 or rules.top_k == 0:
         counts.zero_()
+        out = run_attend(call, candidates, counts, None, lists)
     else:
         run_walk(call, candidates, counts)
-        masses = None if rules.leaf_score == "summary" else run_leaf(call, candidates, counts)
-    lists = call.lists(call.list_width)
-    out = run_attend(call, candidates, counts, masses, lists, store.v)
+        if pays_each(call):
+            out = run_each(call, candidates, counts, lists)
+        else:
+            masses = None if rules.leaf_score == "summary" else run_leaf(call, candidates, counts)
+            out = run_attend(call, candidates, counts, masses, lists)
     shape = (q.shape[0], call.sets, q.shape[2])
     by_head = out.view(*shape, call.group, -1).transpose(2, 3).reshape(q.shape[0], q.shape[1], q.shape[2], -1)
     return by_head, lists.view(*shape, -1)

@@ -1,4 +1,4 @@
-"""Tokens of a decoding cache inside kernels: writing them, and the statistics of a block of them, in a build's order."""
+"""Tokens of a decoding cache inside kernels: writing them, and the statistics of blocks and their parts, in a build's order."""
 
 from __future__ import annotations
 
@@ -67,6 +67,35 @@ def block_statistics(
 
 
 @triton.jit
+def part_mean(k_at, stride, held, offs_d, SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """The mean [1, BLOCK_D] in fp32 of `held` keys from k_at on, at most SIZE, summed as `kernels.pooled_queries` sums them."""
+    ROWS: tl.constexpr = SIZE if SIZE < 16 else 16
+    total, _, _ = block_statistics(k_at, stride, held, offs_d, SIZE, HEAD_DIM, ROWS, HAS_BOUNDS=False)
+    return total / held
+
+
+@triton.jit
+def store_parts(
+    parts_ptr, k_cache_ptr, strides, pages_ptr, kv_heads, blocks, batch, head, start, end, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, IS_PAGED: tl.constexpr,
+):  # fmt: skip
+    """Means of the parts of blocks that tokens [start, end) of one head complete; the tokens are in the cache."""
+    SIZE: tl.constexpr = (BLOCK_SIZE + PARTS - 1) // PARTS
+    offs_d = tl.arange(0, BLOCK_D)
+    parts_ptr += (batch * kv_heads + head) * blocks * (PARTS * HEAD_DIM)
+    first = start // BLOCK_SIZE * PARTS + start % BLOCK_SIZE // SIZE
+    for part in range(first, end // BLOCK_SIZE * PARTS + end % BLOCK_SIZE // SIZE):
+        block, inner = part // PARTS, part % PARTS * SIZE
+        # A part past the block's end has no key.
+        if inner < BLOCK_SIZE:
+            at = block_start(k_cache_ptr, strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED)
+            held = tl.minimum(BLOCK_SIZE - inner, SIZE)
+            mean = part_mean(at + inner * strides[2], strides[2], held, offs_d, SIZE, HEAD_DIM)
+            mean_at = parts_ptr + (tl.full([1], 0, tl.int64) + part)[:, None] * HEAD_DIM + offs_d[None, :]
+            tl.store(mean_at, mean.to(parts_ptr.dtype.element_ty), mask=(offs_d < HEAD_DIM)[None, :])
+
+
+@triton.jit
 def store_node(
     nodes_ptr, stats_ptr, place, total, high, low, keys, weight, offs_d, HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr
 ):  # fmt: skip
@@ -88,5 +117,6 @@ def append_shape(store: CacheStore) -> dict[str, int | bool]:
         "BLOCK_DV": triton.next_power_of_2(sizes.head_dim_v),
         "HAS_BOUNDS": sizes.has_bounds,
         "IS_PAGED": store.pages is not None,
+        "PARTS": sizes.parts,
         "ROWS": min(LOAD_ROWS, sizes.block_size),
     }

@@ -1,14 +1,14 @@
 """The walk of one decoding step on the GPU, coarse to fine, for every new query; `kernels.decode` is the torch twin.
 
 It is the walk of `kernels.route_walk` for few queries and lengths that are read from the device: every grid and every loop's
-bound follow from the cache's capacity, and what a sequence lacks is masked. With one scoring row a head, the heads' scores add
-up to one dot product of a node's [u, w] with [Σ q⁺, Σ q⁻], taken in fp32.
-`_scan`: one program = SCAN_CHUNK nodes of the upper levels of one query and set. It scores these levels whole, so that all
-multiprocessors read them together and at once; which levels, `kernels.decode_call` says.
-`_walk`: one program = one query of one set; it ranks level by level, its list and scores in a slice of scratch, and reads the
-nodes of the lower levels that its list leads to.
-Cost: 4·D operations and 2·D elements a scored node. Bound by latency: each ranked level is a dependent round of list, nodes,
-scores and threshold, and one multiprocessor reads a level's g·β·K nodes (128 KB at D 128, K 32, β 4) by itself.
+bound follow from the cache's capacity, and what a sequence lacks is masked. `kernels.decode_scores` scores nodes.
+`_scan`: one program = CHUNK nodes of the upper levels of one query and set. It scores these levels whole, so that all
+multiprocessors read them together and at once; which levels, `kernels.decode_call` says. The last program of a query then
+ranks level by level, for which it has all scores.
+`_gather`, a launch for each level below: one program = CHUNK of the candidates that the level above leads to, spread over the
+multiprocessors likewise; the last program of a query ranks them.
+Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: a launch waits for
+the one before (about 1 µs where they overlap), reads (1 µs from memory), counts arrivals (1 µs) and ranks (1 to 2 µs a level).
 """
 
 from __future__ import annotations
@@ -18,29 +18,17 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous, ask_for, is_last
 from pyramidbench.kernels.decode_place import new_query
-from pyramidbench.kernels.route_candidates import candidates
-from pyramidbench.kernels.route_nodes import load_nodes, log_keys
-from pyramidbench.kernels.top_k import best
+from pyramidbench.kernels.decode_rank import opened, rank
+from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 
-SCAN_CHUNK = 32
-WALK_CHUNK = 64
-ONE_WARP_SLOTS = 1024
-
-
-@triton.jit
-def _summed_query(
-    q_base, strides, scale, offs_d, HEAD_DIM, GROUP: tl.constexpr, HEADS: tl.constexpr, HAS_BOUNDS: tl.constexpr
-):
-    """Σ over a group's heads of the positive and the negative part of a query, times scale: two [BLOCK_D], fp32."""
-    head = tl.arange(0, HEADS)
-    mask = (head < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    # of shape [HEADS, BLOCK_D]
-    q = tl.load(q_base + head[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32) * scale
-    if HAS_BOUNDS:
-        return tl.sum(tl.maximum(q, 0.0), 0), tl.sum(tl.minimum(q, 0.0), 0)
-    total = tl.sum(q, 0)
-    return total, total
+WARP_BYTES = 8192
+"""Summaries that a warp has in flight: 64 registers a thread."""
+WARP_SLOTS = 512
+MOST_WARPS = 16
+REGISTERS = 128
+"""A thread's, so that sixteen warps share a multiprocessor while they score; 8 bytes of 512 candidates a warp spill."""
 
 
 @triton.jit
@@ -57,19 +45,6 @@ def _start(length, blocks, levels, start_width, BLOCK_SIZE: tl.constexpr, BRANCH
         nodes = tl.where(is_above, tl.cdiv(nodes, BRANCHING), nodes)
         size = tl.cdiv(size, BRANCHING)
     return top, offset, span
-
-
-@triton.jit
-def _score(nodes_ptr, place, real, high, low, offs_d, HEAD_DIM: tl.constexpr, HAS_BOUNDS: tl.constexpr):
-    """Logits [n] of nodes at places of a buffer by their summaries, heads added: fp32."""
-    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
-    # of shape [n, BLOCK_D]
-    at = nodes_ptr + place.to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
-    u, w = load_nodes(at, real[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-    logits = u.to(tl.float32) * high[None, :]
-    if HAS_BOUNDS:
-        logits += w.to(tl.float32) * low[None, :]
-    return tl.sum(logits, 1)
 
 
 @triton.jit
@@ -94,116 +69,6 @@ def _places(place, blocks, levels, BRANCHING: tl.constexpr):
 
 
 @triton.jit
-def _scan(
-    q_ptr, nodes_ptr, lengths_ptr, scan_ptr, q_strides, scale, sets, kv_heads, queries, blocks, levels, node_count, start_width,
-    sink_blocks, local_blocks, scan_base, scan_width,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    program = tl.program_id(0).to(tl.int64)
-    parts = tl.cdiv(scan_width, CHUNK)
-    item, part = program // parts, (program % parts).to(tl.int32)
-    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
-    kv_head = batch * kv_heads + which * kv_heads // sets
-    length = tl.load(lengths_ptr + kv_head)
-    _, end, sink_end, _, _ = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
-    top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
-    scanned = part * CHUNK + tl.arange(0, CHUNK)
-    level, node, span = _places(scan_base + scanned, blocks, levels, BRANCHING)
-    real = (scanned < scan_width) & (level <= top) & (node >= tl.cdiv(sink_end, span)) & (node < end // span)
-    if tl.max(real.to(tl.int32), 0) > 0:
-        offs_d = tl.arange(0, BLOCK_D)
-        q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-        high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
-        row_ptr = nodes_ptr + (kv_head * node_count + scan_base) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-        score = _score(row_ptr, scanned, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
-        score += GROUP * log_keys(node, span, length, BLOCK_SIZE)
-        tl.store(scan_ptr + item * scan_width + scanned, score, mask=real)
-
-
-@triton.jit
-def _score_here(
-    level_ptr, list_ptr, score_ptr, places, listed, lo, hi, span, length, high, low, offs_d,
-    GROUP: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Scores of a level's candidates, from their nodes, into score_ptr [places]."""
-    for start in range(0, places, CHUNK):
-        place = start + tl.arange(0, CHUNK)
-        some, real = candidates(list_ptr, place, places, listed, lo, hi, BRANCHING)
-        score = _score(level_ptr, some, real, high, low, offs_d, HEAD_DIM, HAS_BOUNDS)
-        score += GROUP * log_keys(some, span, length, BLOCK_SIZE)
-        tl.store(score_ptr + place, score, mask=place < places)
-
-
-@triton.jit
-def _walk(
-    q_ptr, nodes_ptr, lengths_ptr, scan_ptr, list_ptr, score_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads, queries,
-    blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, scan_level, scan_base,
-    scan_width, out_width,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, HAS_SCAN: tl.constexpr,
-    GATHERS: tl.constexpr, BUDGETED: tl.constexpr,
-):  # fmt: skip
-    item = tl.program_id(0).to(tl.int64)
-    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
-    kv_head = batch * kv_heads + which * kv_heads // sets
-    length = tl.load(lengths_ptr + kv_head)
-    offs_d, slot = tl.arange(0, BLOCK_D), tl.arange(0, SLOTS)
-    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-    if GATHERS:
-        high, low = _summed_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS)
-    _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
-    top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
-    list_ptr += item * (inner_width + 2)
-    score_ptr += item * SLOTS
-    kept = 0
-    for step in range(top + 1):
-        # [lo, hi) of the level's nodes may be ranked; at the start, which has no list yet, all of them are candidates.
-        lo, hi = tl.cdiv(sink_end, span), end // span
-        listed = tl.where(step == 0, 0, BRANCHING * (kept + 2))
-        places = tl.where(step == 0, tl.maximum(hi - lo, 0), listed)
-        node, allowed = candidates(list_ptr, slot, places, listed, lo, hi, BRANCHING)
-        keep = inner_width
-        if step == top:
-            keep = leaf_width
-            if BUDGETED:
-                keep = tl.maximum(leaf_width - forced, 0)
-        chosen = allowed
-        if tl.sum(allowed.to(tl.int32)) > keep:
-            # Scores of the upper levels are there where `_scan` ran; the others are made here.
-            here = 0
-            score = tl.zeros([SLOTS], tl.float32)
-            if GATHERS:
-                here = tl.where(top - step >= scan_level, 0, places)
-                level_ptr = nodes_ptr + (kv_head * node_count + offset) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
-                _score_here(
-                    level_ptr, list_ptr, score_ptr, here, listed, lo, hi, span, length, high, low, offs_d, GROUP, BLOCK_SIZE,
-                    HEAD_DIM, BRANCHING, HAS_BOUNDS, CHUNK,
-                )  # fmt: skip
-                tl.debug_barrier()
-                score = tl.load(score_ptr + slot, mask=slot < here, other=0.0)
-            if HAS_SCAN:
-                scanned_at = scan_ptr + item * scan_width + offset - scan_base
-                scanned = tl.load(scanned_at + node, mask=allowed & (slot >= here), other=0.0)
-                score = tl.where(slot < here, score, scanned)
-            chosen = best(score, allowed, keep)
-        kept = tl.sum(chosen.to(tl.int32))
-        order = tl.cumsum(chosen.to(tl.int32))
-        tl.debug_barrier()
-        if step < top:
-            tl.store(list_ptr, lo - 1)
-            tl.store(list_ptr + order, node, mask=chosen)
-            tl.store(list_ptr + kept + 1, tl.where(hi >= lo, hi, -1))
-            tl.debug_barrier()
-        else:
-            tl.store(out_ptr + item * out_width + order - 1, node, mask=chosen)
-            tl.store(count_ptr + item, kept)
-        span = tl.maximum(span // BRANCHING, 1)
-        offset -= _nodes_below(blocks, top - step, BRANCHING)
-
-
-@triton.jit
 def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     """Nodes that the buffer holds for the level under `level`."""
     nodes = tl.full([], 0, tl.int32) + blocks
@@ -212,38 +77,146 @@ def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     return nodes
 
 
-def walk_warps(slots: int, *, gathers: bool) -> int:
-    """Warps of a walk whose levels have so many candidates.
+@triton.jit(do_not_specialize=["scan_level"])
+def _scan(
+    q_ptr, nodes_ptr, lengths_ptr, arrivals_ptr, score_ptr, list_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads,
+    queries, blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, out_width, scan_level,
+    scan_base, scan_width,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr, BUDGETED: tl.constexpr, CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr, NARROW: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    program, parts = tl.program_id(0).to(tl.int64), tl.cdiv(scan_width, CHUNK)
+    item, part = program // parts, (program % parts).to(tl.int32)
+    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
+    kv_head = batch * kv_heads + which * kv_heads // sets
+    scanned = part * CHUNK + tl.arange(0, CHUNK)
+    level, node, node_span = _places(scan_base + scanned, blocks, levels, BRANCHING)
+    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
+    head_ptr = nodes_ptr + kv_head * node_count * WIDTH
+    if OVERLAPS:
+        # A length that an append is still to change: good enough to ask for nodes.
+        expected = tl.load(lengths_ptr + kv_head, volatile=True)
+        PER_LINE: tl.constexpr = 1024 // nodes_ptr.dtype.element_ty.primitive_bitwidth
+        line = tl.arange(0, (2 * BLOCK_D if HAS_BOUNDS else BLOCK_D) // PER_LINE) * PER_LINE
+        held = (scanned < scan_width) & (node * node_span * BLOCK_SIZE < expected)
+        row = tl.where(held, scan_base + scanned, 0)
+        ask_for(head_ptr + row[:, None] * WIDTH + tl.minimum(line, WIDTH - 1)[None, :])
+    after_previous(OVERLAPS)
+    length = tl.load(lengths_ptr + kv_head)
+    offs_d = tl.arange(0, BLOCK_D)
+    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
+    _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
+    top, offset, span = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
+    score_ptr += item * scan_width
+    real = (scanned < scan_width) & (level <= top) & (node >= tl.cdiv(sink_end, node_span)) & (node < end // node_span)
+    score = node_scores(
+        head_ptr, scan_base + scanned - node, node, node_span, real, blocks, length, high, low, scale, offs_d, GROUP,
+        BLOCK_SIZE, HEAD_DIM, BRANCHING, HAS_BOUNDS, CHILDREN,
+    )  # fmt: skip
+    tl.store(score_ptr + scanned, score, mask=real)
+    # All programs of a query agree on `top`. Where it starts below these levels, `_gather` starts it.
+    if top >= scan_level:  # noqa: SIM102 - no `and`: a program that is not asked must not count itself
+        if is_last(arrivals_ptr + item, parts):
+            list_ptr += item * (inner_width + 2)
+            for step in range(top - scan_level + 1):
+                # [lo, hi) of the level's nodes may be ranked.
+                lo, hi = tl.cdiv(sink_end, span), end // span
+                here = top - step
+                keep = tl.where(here == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
+                rank(
+                    score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, here == top, lo,
+                    hi, keep, inner_width + 2, here == 0, SLOTS, NARROW, BRANCHING, True,
+                )  # fmt: skip
+                span = tl.maximum(span // BRANCHING, 1)
+                offset -= _nodes_below(blocks, here, BRANCHING)
 
-    One where `_scan` left all scores and they fit one warp's registers: a threshold is then found without a barrier, of which
-    each takes part of a microsecond, twenty a level. Where nodes are gathered 8, which keep 32 KB of them in flight, a quarter
-    of a level's of 256; 16 where the candidates would not fit their registers. Predicted, not measured.
+
+@triton.jit(do_not_specialize=["level", "offset", "span"])
+def _gather(
+    q_ptr, nodes_ptr, lengths_ptr, arrivals_ptr, score_ptr, list_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads,
+    queries, blocks, levels, node_count, start_width, inner_width, leaf_width, sink_blocks, local_blocks, out_width, level,
+    offset, span, parts,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BRANCHING: tl.constexpr, HAS_BOUNDS: tl.constexpr, CHILDREN: tl.constexpr, BUDGETED: tl.constexpr, CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr, NARROW: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    item, part = program // parts, (program % parts).to(tl.int32)
+    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
+    kv_head = batch * kv_heads + which * kv_heads // sets
+    offs_d, slot = tl.arange(0, BLOCK_D), part * CHUNK + tl.arange(0, CHUNK)
+    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    list_ptr += item * (inner_width + 2)
+    score_ptr += item * parts * CHUNK
+    head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
+    after_previous(OVERLAPS)
+    length = tl.load(lengths_ptr + kv_head)
+    high, low = scoring_query(q_base, q_strides, scale, offs_d, HEAD_DIM, GROUP, HEADS, HAS_BOUNDS, CHILDREN)
+    _, end, sink_end, _, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
+    top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
+    # Above its start a walk has nothing to do, and all programs of a query know it.
+    lo, hi, starts = tl.cdiv(sink_end, span), tl.where(level <= top, end // span, 0), level == top
+    node, real = opened(list_ptr, slot, inner_width + 2, starts, lo, hi, BRANCHING)
+    score = node_scores(
+        head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, BRANCHING,
+        HAS_BOUNDS, CHILDREN,
+    )  # fmt: skip
+    if level <= top:
+        tl.store(score_ptr + slot, score, mask=real)
+        if is_last(arrivals_ptr + item, parts):
+            keep = tl.where(level == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
+            rank(
+                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, inner_width + 2,
+                level == 0, SLOTS, NARROW, BRANCHING, False,
+            )  # fmt: skip
+
+
+def walk_warps(slots: int) -> int:
+    """Warps of a program whose last of a query ranks so many candidates.
+
+    One as long as they fit its registers: a round of the threshold is then without a barrier, which takes part of a
+    microsecond. Predicted, not measured.
     """
-    if not gathers and slots <= ONE_WARP_SLOTS:
-        return 1
-    return 8 if slots <= 4096 else 16
+    return max(1, min(MOST_WARPS, slots // WARP_SLOTS))
+
+
+def node_chunk(node_bytes: int, warps: int, *, by_children: bool) -> int:
+    """Nodes that a program scores: what its warps can have in flight; a product of rows by children takes 16 at least."""
+    fits = 1 << (max(1, warps * WARP_BYTES // node_bytes).bit_length() - 1)
+    return max(16, fits) if by_children else fits
 
 
 def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     """The leaf candidates of every query (the K best leaves where no exact score follows): [items, width] and their counts."""
     rules, sizes, store = call.rules, call.store.sizes, call.store
-    edge = (sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width)
-    forced = (rules.sink_blocks, rules.local_blocks)
+    heads = triton.next_power_of_2(call.group)
     shape = {name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM", "BLOCK_D", "HAS_BOUNDS")}
-    shape |= {"HEADS": triton.next_power_of_2(call.group), "BRANCHING": sizes.branching}
-    tensors = (call.q, store.nodes, store.lengths)
-    scanned = None
-    scan = (call.scan_level, sizes.offsets[call.scan_level], sizes.offsets[-1] - sizes.offsets[call.scan_level])
-    if call.scan_level < sizes.levels:
-        scanned = call.scratch(scan[2])
-        _scan[(call.items * triton.cdiv(scan[2], SCAN_CHUNK),)](
-            *tensors, scanned, call.q.stride()[:3], call.scale, *call.counts, *edge, *forced, *scan[1:],
-            CHUNK=SCAN_CHUNK, num_warps=4, **shape,
-        )  # fmt: skip
-    is_last, gathers = rules.leaf_score == "summary", call.scan_level > 0
-    _walk[(call.items,)](
-        *tensors, scanned, call.lists(rules.inner_width() + 2), call.scratch(call.slots), candidates, counts,
-        call.q.stride()[:3], call.scale, *call.counts, *edge, rules.inner_width(), call.passed, *forced, *scan,
-        candidates.shape[1], SLOTS=call.slots, CHUNK=WALK_CHUNK, HAS_SCAN=scanned is not None, GATHERS=gathers,
-        BUDGETED=rules.forced_in_budget and is_last, num_warps=walk_warps(call.slots, gathers=gathers), **shape,
+    shape |= {"HEADS": max(16, heads) if call.by_children else heads, "BRANCHING": sizes.branching}
+    shape |= {"CHILDREN": call.by_children, "BUDGETED": rules.forced_in_budget and rules.leaf_score == "summary"}
+    narrow = triton.next_power_of_2(max(16, sizes.branching * (rules.inner_width() + 2)))
+    read = (call.q, store.nodes, store.lengths, store.arrivals(call.items))
+    written = (call.lists(rules.inner_width() + 2), candidates, counts)
+    numbers = (
+        call.q.stride()[:3], call.scale, *call.counts, sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width,
+        rules.inner_width(), call.passed, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
     )  # fmt: skip
+    base, width = call.scanned
+    if width > 0:
+        slots = max(call.slots(level) for level in range(call.scan_level, call.highest + 1))
+        warps = walk_warps(slots)
+        chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
+        _scan[(call.items * triton.cdiv(width, chunk),)](
+            *read, call.scratch(width), *written, *numbers, call.scan_level, base, width, CHUNK=chunk, SLOTS=slots,
+            NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
+        )  # fmt: skip
+    for level in range(call.scan_level - 1, -1, -1):
+        slots = call.slots(level)
+        warps = walk_warps(slots)
+        chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
+        parts = triton.cdiv(call.places(level), chunk)
+        _gather[(call.items * parts,)](
+            *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
+            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
+        )  # fmt: skip

@@ -8,6 +8,8 @@ captured by a CUDA graph: from then on it reads them back where it must know, si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,14 +57,20 @@ class BlockDecoder:
         if self._capturing():
             if counts is not None:
                 raise UserError("counts cannot be given while a CUDA graph is captured; accepted: all tokens of k")
+            if k.shape[2] > self.sizes.block_size:
+                raise UserError(
+                    f"{k.shape[2]} tokens while a CUDA graph is captured; accepted there: up to block_size, "
+                    f"{self.sizes.block_size}, since only a launch that looks for room itself may be replayed"
+                )
             self._append(k, v, at, None)
             return
         starts = self._host_lengths() if at is None else [at] * self.sizes.batch
-        each = [k.shape[2]] * self.sizes.batch if counts is None else [int(count) for count in counts]
-        if len(each) != self.sizes.batch or not all(0 <= count <= k.shape[2] for count in each):
-            raise UserError(f"counts {each}: accepted: {self.sizes.batch} numbers from 0 to {k.shape[2]}")
+        each = self._each("counts", k.shape[2] if counts is None else counts, [k.shape[2]] * self.sizes.batch)
         ends = [start + count for start, count in zip(starts, each, strict=True)]
         self._make_room(ends)
+        if self.table is not None and at is not None:
+            held = [len(pages) for pages in self.table.held]
+            self.store.copy_pages(self.table.cut(held, [at // self.sizes.block_size] * self.sizes.batch))
         if self.backend == "reference":
             append_reference(self.store, k, v, starts, each)
         else:
@@ -93,15 +101,23 @@ class BlockDecoder:
         return BlockSelection.from_indices(self.lists(q), tiling)
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
-        old = self._host_lengths()
-        new = [lengths] * self.sizes.batch if isinstance(lengths, int) else [int(length) for length in lengths]
-        if len(new) != len(old) or not all(0 <= length <= now for length, now in zip(new, old, strict=True)):
-            raise UserError(f"truncate to {new}: accepted: {len(old)} lengths, each from 0 to what is there, {old}")
+        new = self._each("truncate to", lengths, self._host_lengths())
         if self.table is not None:
-            self.table.release([-(-length // self.sizes.block_size) for length in new])
+            size = self.sizes.block_size
+            copies = self.table.cut([-(-length // size) for length in new], [length // size for length in new])
+            self.store.copy_pages(copies)
         ends = torch.tensor(new, dtype=torch.int32, device=self.store.lengths.device)
         self.store.lengths.copy_(ends[:, None].expand_as(self.store.lengths))
         self.known = new
+
+    def reorder(self, sources: Sequence[int] | Tensor) -> None:
+        lengths, size = self._host_lengths(), self.sizes.block_size
+        chosen = self._each("reorder to", sources, [self.sizes.batch - 1] * self.sizes.batch)
+        if self.table is not None:
+            full, used = [length // size for length in lengths], [-(-length // size) for length in lengths]
+            self.store.copy_pages(self.table.reorder(chosen, full, used))
+        self.store.reorder(chosen, lengths)
+        self.known = [lengths[source] for source in chosen]
 
     def summaries(self, sequence: int) -> tuple[Tensor, ...]:
         """Copies of the summaries of a sequence's nodes, level by level, [G, nodes, D or 2·D]; the open ones are made here."""
@@ -119,6 +135,8 @@ class BlockDecoder:
         return tuple(nodes[:, first : first + sizes.nodes_at(level, length)].clone() for first, level in levels)
 
     def reserve(self, tokens: int) -> None:
+        if tokens < 0:
+            raise UserError(f"reserve {tokens} tokens: accepted: a whole number from 0 on")
         self._make_room([length + tokens for length in self._host_lengths()])
 
     def check(self) -> None:
@@ -136,18 +154,35 @@ class BlockDecoder:
         append(self.store, k, v, at, counts)
 
     def _capturing(self) -> bool:
-        if self.store.k.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        if not self._in_capture():
             return False
         if self.backend == "reference":
             raise UserError("the reference implementation cannot be captured by a CUDA graph; accepted: 'triton'")
         self.captured = True
         return True
 
+    def _in_capture(self) -> bool:
+        return self.store.k.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
     def _host_lengths(self) -> list[int]:
+        if self._in_capture():
+            raise UserError(
+                "lengths and pages are the host's, which a CUDA graph leaves out; accepted while one is captured: append "
+                "and attend"
+            )
         if self.captured:
             self.check()
             self.known = self.store.lengths[:, 0].tolist()
         return self.known
+
+    def _each(self, what: str, given: int | Sequence[int] | Tensor, most: Sequence[int]) -> list[int]:
+        """A number for each sequence, from 0 to most[b]; UserError names what was given."""
+        values: Any = given.tolist() if isinstance(given, Tensor) else given
+        numbers = list(values) if isinstance(values, Sequence) else [values] * len(most)
+        are_whole = len(numbers) == len(most) and all(isinstance(number, Integral) for number in numbers)
+        if not are_whole or not all(0 <= number <= limit for number, limit in zip(numbers, most, strict=True)):
+            raise UserError(f"{what} {values}: accepted: for each sequence a whole number from 0 to {list(most)}")
+        return [int(number) for number in numbers]
 
     def _make_room(self, ends: Sequence[int]) -> None:
         """Raise UserError where sequences of such lengths do not fit; else assign the pages that they need."""
@@ -172,9 +207,11 @@ class BlockDecoder:
 
     def _check_queries(self, q: Tensor) -> None:
         sizes, like = self.sizes, self.store.k
-        fits = q.dim() == 4 and q.shape[0] == sizes.batch and q.shape[1] % sizes.kv_heads == 0
-        if not fits or q.shape[3] != sizes.head_dim or not 1 <= q.shape[2] <= MOST_QUERIES or q.dtype != like.dtype:
+        fits = q.dim() == 4 and q.shape[0] == sizes.batch and q.shape[1] > 0 and q.shape[1] % sizes.kv_heads == 0
+        fits = fits and q.dtype == like.dtype and q.device.type == like.device.type
+        if not fits or q.shape[3] != sizes.head_dim or not 1 <= q.shape[2] <= MOST_QUERIES:
             raise UserError(
-                f"q is {tuple(q.shape)} {q.dtype}; accepted: [{sizes.batch}, a multiple of {sizes.kv_heads}, 1 to "
-                f"{MOST_QUERIES} queries, {sizes.head_dim}] {like.dtype}; append longer prompts and attend by parts"
+                f"q is {tuple(q.shape)} {q.dtype} on {q.device}; accepted: [{sizes.batch}, a multiple of {sizes.kv_heads}, 1 "
+                f"to {MOST_QUERIES} queries, {sizes.head_dim}] {like.dtype} on {like.device}; append longer prompts and "
+                "attend by parts"
             )

@@ -2,7 +2,8 @@
 
 Sums are fp32; a ragged last run divides by the rows that it has. (Twins: `kernels.scores.mean_query`,
 `kernels.pyramid.sub_block_means`.)
-Tiling: one program = [RUNS runs, ROWS rows] of one head, about 32 KiB in one load; a longer run takes several.
+Tiling: one program = [RUNS runs, ROWS rows] of one head, about 32 KiB in one load (8 where rows are added in order); a longer
+run takes several.
 Cost: one addition per element, which is read once: B·H·M·D elements. Bound by that read from memory (1.07 GB for
 256k queries, 16 heads, D 128 in bf16: 0.26 ms at the copy rate of one H200).
 """
@@ -19,6 +20,9 @@ from pyramidbench.tiling import Tiling
 POOL_BYTES = 32 * 1024
 POOL_WARPS = 4
 """Bytes that one program loads at a time, and its warps. Mean queries at 256k, 16 heads, H200: 0.26 ms, the copy rate."""
+
+KEY_RUNS = 4
+"""A program that adds row by row loads so many times less at once: it holds a sum for each. Predicted, not measured."""
 
 
 @triton.jit
@@ -84,6 +88,9 @@ def _means(x: Tensor, block_size: int, parts: int, dtype: torch.dtype) -> Tensor
     # Runs side by side: at least the rows that the threads load at once, at 16 bytes each.
     at_once = max(1, POOL_WARPS * 32 * 16 // (block_d * x.element_size()))
     rows = min(max(1, most // at_once), triton.next_power_of_2(-(-block_size // parts)))
+    if parts > 1:
+        # A part's keys are added one by one, as a growing cache adds them (`kernels.decode_tokens`): equal bits, equal sets.
+        rows, most = 1, max(1, most // KEY_RUNS)
     _mean_runs[(batch * heads * triton.cdiv(runs, most // rows),)](
         x, out, x.stride()[:3], heads, runs, seq_len,
         BLOCK_SIZE=block_size, PARTS=parts, RUNS=most // rows, ROWS=rows, HEAD_DIM=head_dim, BLOCK_D=block_d,

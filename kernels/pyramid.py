@@ -124,6 +124,11 @@ def sub_block_means(k: Tensor, *, block_size: int, parts: int) -> tuple[Tensor, 
     return (rows.sum(-2) / counts.clamp(min=1)[..., None]).to(k.dtype), counts.to(wide)
 
 
+def whole_parts(tokens: int, block_size: int, parts: int) -> int:
+    """Parts of blocks whose tokens are all there, in a sequence of so many; at a block's end those that have none count too."""
+    return tokens // block_size * parts + tokens % block_size // -(-block_size // parts)
+
+
 def leaf_statistics(
     k: Tensor, block_size: int, tail: int, wide: torch.dtype, *, with_bounds: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:

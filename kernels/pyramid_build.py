@@ -41,6 +41,19 @@ def base_tile(head_dim: int, itemsize: int) -> BaseTile:
 
 
 @triton.jit
+def _sum_children(total, BRANCHING: tl.constexpr):
+    """Sums [n, BLOCK_D] over axis 1, children in ascending order, as `_build_rest` and a growing cache add them: equal bits."""
+    if BRANCHING == 2:
+        result = tl.sum(total, 1)
+    else:
+        result = tl.zeros([total.shape[0], total.shape[2]], tl.float32)
+        for index in tl.static_range(BRANCHING):
+            is_child = (tl.arange(0, BRANCHING) == index)[None, :, None]
+            result += tl.sum(tl.where(is_child, total, 0.0), 1)
+    return result
+
+
+@triton.jit
 def _build_base(
     k_ptr,
     nodes_ptr,
@@ -99,7 +112,7 @@ def _build_base(
     keys_per_node = tl.full([], BLOCK_SIZE, tl.int64)
     for level in tl.static_range(BASE + 1):
         if level > 0:
-            total = tl.sum(tl.reshape(total, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
+            total = _sum_children(tl.reshape(total, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), BRANCHING)
             high = tl.max(tl.reshape(high, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
             low = tl.min(tl.reshape(low, [SPAN // BRANCHING**level, BRANCHING, BLOCK_D]), 1)
             nodes_ptr += level_nodes.to(tl.int64) * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)

@@ -13,6 +13,8 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 EXCLUDED = tl.constexpr(-2147483648)
+FEW_SLOTS = tl.constexpr(128)
+"""Places up to which `best_of_few` is meant: 64 comparisons a thread of eight warps."""
 
 
 @triton.jit
@@ -23,8 +25,12 @@ def _ordered(scores):
 
 
 @triton.jit
-def best(scores, allowed, count):
-    """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
+def threshold(scores, allowed, count):
+    """(order, low, above) of fp32 scores of any shape: integers in their order, of which `above` are above `low`.
+
+    `above` is `count`, or more where several places share the count-th score; these are then at low + 1. More than `count`
+    places must be allowed.
+    """
     order = _ordered(scores)
     low = tl.min(tl.where(allowed, order, 0x7FFFFFFF)) - 1
     order = tl.where(allowed, order, EXCLUDED)
@@ -37,10 +43,30 @@ def best(scores, allowed, count):
         low = tl.where(found >= count, middle, low)
         above = tl.where(found >= count, found, above)
         high = tl.where(found >= count, high, middle)
+    return order, low, above
+
+
+@triton.jit
+def best(scores, allowed, count):
+    """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
+    order, low, _ = threshold(scores, allowed, count)
     sure = order > low + 1
     tied = order == low + 1
     spare = count - tl.sum(sure.to(tl.int32))
     return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
+
+
+@triton.jit
+def best_of_few(scores, allowed, count):
+    """The same for up to FEW_SLOTS places, and any number of them allowed: each counts the places ahead of it.
+
+    n² comparisons, all at once, instead of rounds that wait for each other.
+    """
+    order = tl.where(allowed, _ordered(scores), EXCLUDED)
+    place = tl.arange(0, scores.shape[0])
+    ahead = order[None, :] > order[:, None]
+    ahead = ahead | ((order[None, :] == order[:, None]) & (place[None, :] < place[:, None]))
+    return allowed & (tl.sum(ahead.to(tl.int32), 1) < count)
 
 
 @triton.jit

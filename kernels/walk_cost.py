@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyramidbench.cost import StageCost, append_cost
 from pyramidbench.kernels.panels import chunk_elements
-from pyramidbench.kernels.pyramid import walked_levels
+from pyramidbench.kernels.pyramid import walked_levels, whole_parts
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.problem import Problem
 from pyramidbench.selection import ranked_count
@@ -164,7 +164,8 @@ def step_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[Stage
     """The append and route stages of a decoding step on a cache that keeps its pyramid.
 
     The append writes the new tokens. Only where they complete a block it reads the block's keys, and for each node that ends
-    with it moves the statistics (three fp32 vectors, or one without bounds) of the children and a summary.
+    with it moves the statistics (three fp32 vectors, or one without bounds) of the children and a summary. Likewise a part of a
+    block, where the rules score by them: its keys are read and its mean is written.
     """
     levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
     spans = [tiling.block_size * rules.branching**level for level in range(levels)]
@@ -176,6 +177,12 @@ def step_cost(problem: Problem, tiling: Tiling, rules: WalkRules) -> tuple[Stage
     path = sum(ends) * (4.0 * problem.head_dim * rows * rules.branching + summary)
     block = ends[0] * problem.itemsize * problem.head_dim * tiling.block_size
     tokens = append_cost(problem)
-    summed = heads * problem.head_dim * (ends[0] * tiling.block_size + sum(ends) * rules.branching)
-    append = StageCost("append", float(rows * summed), tokens.bytes + heads * (block + path))
+    summed = rows * (ends[0] * tiling.block_size + sum(ends) * rules.branching)
+    if rules.leaf_score == "sub":
+        sizes = (tiling.block_size, rules.sub_blocks)
+        ended = whole_parts(problem.seq_len_kv, *sizes) - whole_parts(old, *sizes)
+        size = -(-tiling.block_size // rules.sub_blocks)
+        summed += ended * size
+        block += ended * problem.itemsize * problem.head_dim * (1 + size)
+    append = StageCost("append", float(heads * problem.head_dim * summed), tokens.bytes + heads * (block + path))
     return append, walk_cost(problem, tiling, rules)[1]

@@ -53,10 +53,15 @@ class PyramidCache:
         implementation: Literal["auto", "triton", "reference"] = "auto",
         **parameters: object,
     ) -> None:
-        sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "max_len": max_len, "pages": pages or 1}
+        sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim, "max_len": max_len}
+        sizes |= {"head_dim_v": head_dim if head_dim_v is None else head_dim_v, "pages": 1 if pages is None else pages}
         for name, size in sizes.items():
             if size < 1:
                 raise UserError(f"{name} = {size}: accepted: a whole number from 1 on")
+        if pages is not None and not paged:
+            raise UserError(
+                f"pages = {pages} without paged=True: a contiguous cache has none; leave it out, or set paged"
+            )
         if "query_tile" in parameters:
             raise UserError("query_tile: a new token always has a set of its own; leave it out")
         name = str(dtype).removeprefix("torch.")
@@ -73,7 +78,7 @@ class PyramidCache:
         method = create(f"pyramid:{preset}", given)
         problem = Problem(
             batch=batch, heads=kv_heads, kv_heads=kv_heads, seq_len_q=1, seq_len_kv=max_len, head_dim=head_dim,
-            head_dim_v=head_dim_v or head_dim, dtype=name, causal=True, scale=head_dim**-0.5 if scale is None else scale,
+            head_dim_v=sizes["head_dim_v"], dtype=name, causal=True, scale=head_dim**-0.5 if scale is None else scale,
             device=place.type, direction="decode",
         )  # fmt: skip
         cache = method.decoder(problem, CacheLayout(place, paged, pages))
@@ -140,12 +145,26 @@ class PyramidCache:
             return self._cache.summaries(sequence)
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
-        """Cut sequences off behind so many tokens, for all or for each: what a rejected draft or a pruned beam needs.
+        """Cut sequences off behind so many tokens, for all or for each: what a rejected draft needs.
 
         Raises:
-            UserError: more tokens than a sequence has.
+            UserError: more tokens than a sequence has, or no free page for an open block that sequences shared; the cache
+                stays as it was.
         """
         self._cache.truncate(lengths)
+
+    def reorder(self, indices: Sequence[int] | Tensor) -> None:
+        """Make sequence b what indices[b] was, for all b at once: what a beam search does after each step.
+
+        An index may come more than once (a beam that branches) or not at all (one that is dropped). Contiguous caches copy the
+        sequences that move. Paged ones share the pages of full blocks and copy the open one; summaries are copied in both. A
+        captured CUDA graph stays valid: call this between replays.
+
+        Raises:
+            UserError: indices that are none, or too few free pages; the cache stays as it was.
+        """
+        with torch.no_grad():
+            self._cache.reorder(indices)
 
     def reset(self) -> None:
         """Empty all sequences. Nothing is freed."""

@@ -82,6 +82,10 @@ class TokenCache(Decoder, Protocol):
         """Cut sequences off behind so many tokens."""
         ...
 
+    def reorder(self, sources: Sequence[int] | Tensor) -> None:
+        """Make sequence b what sources[b] is; a source may come more than once, or not at all."""
+        ...
+
     def reserve(self, tokens: int) -> None:
         """Assign the pages that `tokens` more tokens of every sequence need."""
         ...

@@ -73,6 +73,21 @@ def test_a_rejected_draft_leaves_no_trace(qkv: tuple[Tensor, Tensor, Tensor]) ->
     assert cache.lengths.tolist() == [300, 300]
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_beams_go_on_as_caches_of_their_own(paged: bool, qkv: tuple[Tensor, Tensor, Tensor]) -> None:
+    q, k, v = qkv
+    beams, other = made(paged=paged, leaf_score="sub"), made(leaf_score="sub")
+    beams.append(k[:, :, :100], v[:, :, :100], counts=[100, 70])
+    beams.reorder(torch.tensor([1, 1]))
+    beams.append(k[:, :, 100:103], v[:, :, 100:103])
+    pairs = [torch.cat([x[1:, :, :70].expand(2, -1, -1, -1), x[:, :, 100:103]], 2) for x in (k, v)]
+    other.append(*pairs)
+    assert beams.lengths.tolist() == [73, 73]
+    assert torch.equal(beams.attend(q[:, :, :3]), other.attend(q[:, :, :3]))
+    for sequence in range(2):
+        assert all(torch.equal(x, y) for x, y in zip(beams.summaries(sequence), other.summaries(sequence), strict=True))
+
+
 def test_scale_and_value_dims_are_its_own(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v = qkv
     cache = made(top_k=20, head_dim_v=5, scale=0.7)
@@ -94,15 +109,26 @@ REFUSED = {
     "a-tile": (lambda: made(query_tile=4), "a new token always has a set of its own"),
     "triton-on-a-cpu": (lambda: made(implementation="triton"), "'auto', 'reference'"),
     "empty": (lambda: pb.PyramidCache(1, 1, 16, 0), "max_len = 0"),
+    "no-pages": (lambda: made(paged=True, pages=0), "pages = 0: accepted: a whole number from 1 on"),
+    "pages-of-no-use": (lambda: made(pages=9), "without paged=True"),
+    "no-values": (lambda: made(head_dim_v=0), "head_dim_v = 0"),
     "integers": (lambda: made(dtype=torch.int64), "accepted: float32"),
-    "no-tokens": (lambda: made().truncate(1), r"truncate to \[1, 1\]"),
+    "no-tokens": (lambda: made().truncate(1), r"truncate to 1: accepted: .* from 0 to \[0, 0\]"),
+    "halves": (lambda: made().truncate([0.5, 0]), r"truncate to \[0.5, 0\]: accepted: .* a whole number"),  # type: ignore[list-item]
+    "half": (lambda: made().truncate(0.5), r"truncate to 0.5: accepted: .* a whole number"),  # type: ignore[arg-type]
+    "no-such-beam": (lambda: made().reorder([0, 2]), r"reorder to \[0, 2\]: accepted: .* from 0 to \[1, 1\]"),
+    "beams-too-few": (lambda: made().reorder(torch.tensor([0])), r"reorder to \[0\]: accepted: for each sequence"),
     "counts": (lambda: made().append(*[torch.zeros(2, 2, 3, 16).double()] * 2, counts=[4, 0]), r"counts \[4, 0\]"),
     "other-dtype": (lambda: made().append(*[torch.zeros(2, 2, 3, 16)] * 2), "k is .* torch.float32"),
     "other-values": (
         lambda: made().append(torch.zeros(2, 2, 3, 16).double(), torch.zeros(2, 2, 2, 16).double()), "v is .*as many",
     ),
     "many-queries": (lambda: made().attend(torch.zeros(2, 4, 17, 16).double()), "1 to 16 queries"),
+    "no-query": (lambda: made().attend(torch.zeros(2, 4, 0, 16).double()), "1 to 16 queries"),
+    "no-head": (lambda: made().attend(torch.zeros(2, 0, 1, 16).double()), "a multiple of 2"),
+    "elsewhere": (lambda: made().attend(torch.zeros(2, 4, 1, 16, device="meta").double()), "on meta; accepted: .* on cpu"),
     "odd-heads": (lambda: made().attend(torch.zeros(2, 3, 1, 16).double()), "a multiple of 2"),
+    "reserve-less": (lambda: made().reserve(-1), "reserve -1 tokens: accepted"),
     "reserve": (lambda: made().reserve(301), "the cache is full"),
 }  # fmt: skip
 

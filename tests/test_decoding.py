@@ -17,6 +17,7 @@ from pyramidbench.decoder import CacheLayout, RepeatingDecoder
 from pyramidbench.decoding import decoding
 from pyramidbench.errors import UserError
 from pyramidbench.gate import GateFailure, check_call, check_causal
+from pyramidbench.kernels.backends import HAS_TRITON
 from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.problem import Problem
@@ -137,6 +138,27 @@ def test_a_step_on_a_cache_builds_nothing_anew(name: str, tensors: Tensors) -> N
     assert [stage.stage for stage in method.step_cost(problem).stages if stage.stage == "build"] == []
     refused = create(name, {**SMALL, "implementation": "triton"}).unsupported
     assert name == "sliding_window" or "need a CUDA device" in (refused(problem) or "")
+
+
+CACHED = ["pyramid", "pyramid:paper", "pyramid:fastest", "flat", "flat:exact", "flat:sub", "flat:bounds", "flat:filtered",
+          "quest", "moba", "block_mean", "hisa", "sliding_window"]  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs the package triton")
+@pytest.mark.parametrize("name", CACHED)
+def test_on_a_gpu_every_step_on_a_cache_is_the_kernels(name: str) -> None:
+    sizes: dict[str, Any] = {
+        "seq_len_q": 1,
+        "seq_len_kv": 65536,
+        "heads": 32,
+        "kv_heads": 8,
+        "head_dim": 128,
+        "head_dim_v": 128,
+    }
+    problem = Problem(
+        batch=1, causal=True, scale=0.1, dtype="bfloat16", device="cuda", direction="decode", **sizes
+    )  # fmt: skip
+    assert create(name, {"top_k": 32, "block_size": 64, "query_tile": 1}).step_backend(problem) == "triton"
 
 
 def test_keys_in_place_of_means_are_not_in_a_cache(tensors: Tensors) -> None:

@@ -39,6 +39,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pyramid, start 2048": {"start_width": 2048},
     "pyramid, beam 2, P 2": {"beam": 2, "leaf_candidates": 2},
     "pyramid, summary leaf": {"leaf_score": "summary"},
+    "pyramid, leaf by 4 parts": {"leaf_score": "sub"},
+    "pyramid, paper": {
+        "beam": 1,
+        "levels": "full",
+        "bound_weight": 0,
+        "node_score": "children",
+        "leaf_candidates": None,
+        "head_reduce": "sum_lse",
+    },
     "flat, bounds": {"levels": 1, "leaf_score": "summary"},
     "flat, filtered": {"levels": 1},
 }

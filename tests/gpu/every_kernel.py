@@ -149,12 +149,23 @@ def mass(device: str) -> None:
 
 
 def decode(device: str) -> None:
-    """Tokens, a prompt and a cut; a step that is split, with its upper levels scored whole."""
+    """Tokens, a prompt and a cut; a step scored whole, by children and parts too, and one gathered that splits."""
+    from pyramidbench.kernels import decode_call, decode_step
+
     tests = load("test_decode")
-    tests.check_append(tests.Case("", tests.FULL, (70,), paged=True), half(device), device, (50, 1, 19), 48)
+    for rules in (tests.FULL, {**tests.FULL, "leaf_score": "sub"}):
+        tests.check_append(tests.Case("", rules, (70,), paged=True), half(device), device, (50, 1, 19), 48)
     tests.check_counts((50, 16, 1), device)
-    case = tests.Case("", {**WALK, "top_k": 2}, (90, 20), queries=2, head_dim=64, head_dim_v=64, paged=True)
-    assert tests.check_step(case, half(device), device) <= NEAR_TIES
+    sizes: dict[str, Any] = {"queries": 2, "head_dim": 64, "head_dim_v": 64, "paged": True}
+    for rules in (WALK, {**WALK, "node_score": "children", "leaf_score": "sub"}):
+        case = tests.Case("", {**rules, "top_k": 2}, (90, 20), **sizes)
+        assert tests.check_step(case, half(device), device) <= NEAR_TIES
+    with (
+        mock.patch.object(decode_call, "SCAN_BYTES", 0),
+        mock.patch.object(decode_step, "pays_each", return_value=False),
+    ):
+        case = tests.Case("", {**WALK, "top_k": 2}, (90, 20), **sizes)
+        assert tests.check_step(case, half(device), device) <= NEAR_TIES
 
 
 GROUPS: dict[str, Callable[[str], None]] = {

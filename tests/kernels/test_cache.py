@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from pyramidbench.decoder import CacheLayout
 from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes
 from pyramidbench.kernels.decoder import BlockDecoder
-from pyramidbench.kernels.pyramid import build_pyramid
+from pyramidbench.kernels.pyramid import build_pyramid, sub_block_means
 from pyramidbench.kernels.walk_rules import WalkRules
 
 BLOCK, HEAD_DIM, HEAD_DIM_V = 16, 16, 24
@@ -24,6 +25,7 @@ RULES = {
     "from-4-nodes-on": WalkRules(2, 1, 2, start_width=4),
     "one-level": WalkRules(2, 1, 2, levels=1),
 }
+PARTS = WalkRules(2, 1, 2, levels="full", leaf_score="sub", sub_blocks=3)
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -34,8 +36,9 @@ def made(
     sizes = CacheSizes.of(batch, 2, (HEAD_DIM, HEAD_DIM_V), max_len, BLOCK, rules, pages)
     layout = CacheLayout(torch.device("cpu"), pages is not None, pages)
     cache = BlockDecoder(sizes, rules, HEAD_DIM**-0.5, dtype, layout, "reference")
-    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats):
-        tensor.fill_(torch.nan)
+    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats, cache.store.parts):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     return cache
 
 
@@ -108,6 +111,131 @@ def test_prompts_tokens_cuts_and_different_lengths_in_any_order(seed: int, pages
             lengths = grown
         if min(lengths):
             check(cache, held[0], held[1], lengths)
+
+
+@pytest.mark.parametrize("pages", [None, 100], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("seed", range(4))
+def test_beams_that_branch_and_drop_in_any_order(seed: int, pages: int | None) -> None:
+    draw = random.Random(seed)
+    cache = made(PARTS, 400, batch=4, pages=pages)
+    k, v = (x[:, :, :0] for x in tokens(1, batch=4))
+    lengths = [0] * 4
+    for step in range(40):
+        act = draw.choice(["reorder", "reorder", "cut", "append", "append", "append"])
+        if act == "reorder":
+            sources = [draw.randrange(4) for _ in range(4)]
+            cache.reorder(sources)
+            k, v, lengths = k[sources], v[sources], [lengths[source] for source in sources]
+        elif act == "cut":
+            lengths = [draw.randint(max(0, length - 30), length) for length in lengths]
+            cache.truncate(lengths)
+        elif max(lengths) < 360:
+            # Other tokens for each sequence, or what one writes into a page of another would not show.
+            new = [x[:, :, step:] for x in tokens(step + draw.choice([1, 1, 2, 16, 17, 40]), batch=4)]
+            cache.append(*new)
+            k, v = (grown(x, y, lengths) for x, y in zip((k, v), new))
+            lengths = [length + new[0].shape[2] for length in lengths]
+        if min(lengths):
+            check(cache, k, v, lengths)
+            check_parts(cache, k, lengths)
+        check_pages(cache, lengths)
+
+
+def grown(held: Tensor, new: Tensor, lengths: list[int]) -> Tensor:
+    """Tokens `new` behind the first lengths[b] of each sequence."""
+    whole = torch.full((held.shape[0], 2, max(lengths) + new.shape[2], held.shape[3]), torch.nan)
+    for b, length in enumerate(lengths):
+        whole[b, :, :length] = held[b, :, :length]
+        whole[b, :, length : length + new.shape[2]] = new[b]
+    return whole
+
+
+def check_parts(cache: BlockDecoder, k: Tensor, lengths: list[int]) -> None:
+    """Means of all whole parts against those of a build."""
+    assert cache.store.parts is not None
+    for sequence, length in enumerate(lengths):
+        parts, full = cache.sizes.parts, cache.sizes.full_parts(length)
+        means, _ = sub_block_means(k[sequence, :, :length], block_size=BLOCK, parts=parts)
+        assert torch.equal(cache.store.parts[sequence].flatten(1, 2)[:, :full], means.flatten(1, 2)[:, :full])
+
+
+def check_pages(cache: BlockDecoder, lengths: list[int]) -> None:
+    """Every page is free or has the users that are counted, and one where a token may still be written."""
+    if cache.table is None:
+        return
+    table = cache.table
+    users = Counter(page for pages in table.held for page in pages)
+    assert table.users == [users[page] for page in range(len(table.users))]
+    assert sorted([*table.free, *users]) == list(range(len(table.users)))
+    for row, pages, length in zip(table.table.tolist(), table.held, lengths, strict=True):
+        assert row == pages + [-1] * (len(row) - len(pages))
+        assert len(pages) >= -(-length // BLOCK)
+        assert all(users[page] == 1 for page in pages[length // BLOCK :])
+
+
+def test_beams_share_full_pages_and_copy_the_open_one() -> None:
+    k, v = tokens(40, batch=3)
+    cache = made(FULL, 64, batch=3, pages=9)
+    cache.append(k, v)
+    cache.reorder([1, 1, 1])
+    assert cache.table is not None
+    assert [pages[:2] for pages in cache.table.held] == [cache.table.held[1][:2]] * 3
+    assert len({pages[2] for pages in cache.table.held}) == 3
+    assert len(cache.table.free) == 9 - 2 - 3
+    cache.truncate([33, 20, 32])
+    assert len(cache.table.free) == 9 - 2 - 2
+    check_pages(cache, [33, 20, 32])
+    check(cache, k[[1, 1, 1]], v[[1, 1, 1]], [33, 20, 32])
+
+
+def test_a_reorder_keeps_the_room_that_was_reserved() -> None:
+    """A graph that was captured before may be replayed after it without another `reserve`."""
+    k, v = tokens(20, batch=2)
+    cache = made(FULL, 64, pages=8)
+    cache.append(k, v)
+    cache.reserve(40)
+    cache.reorder([1, 1])
+    assert cache.table is not None
+    assert [len(pages) for pages in cache.table.held] == [4, 4]
+    check_pages(cache, [20, 20])
+
+
+@pytest.mark.parametrize("act", ["reorder", "cut"])
+def test_where_pages_run_out_nothing_changes(act: str) -> None:
+    """One prompt for three beams, when no page is left for their open blocks; and a beam that is cut inside a shared page."""
+    k, v = tokens(80, batch=3)
+    cache = made(FULL, 128, batch=3, pages=5)
+    lengths = [65, 0, 0]
+    if act == "cut":
+        cache.append(k, v, counts=[32, 0, 0])
+        cache.reorder([0, 0, 1])
+        lengths = [32, 80, 0]
+        cache.append(k[:, :, 32:], v[:, :, 32:], counts=[0, 48, 0])
+    else:
+        cache.append(k, v, counts=lengths)
+    assert cache.table is not None
+    pages = [list(mine) for mine in cache.table.held]
+    held = (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats, cache.store.lengths)
+    before = [x.clone() for x in held]
+    calls = {"reorder": lambda: cache.reorder([0, 0, 0]), "cut": lambda: cache.truncate([31, 80, 0])}
+    with pytest.raises(
+        UserError, match=r"the cache is full: \d more pages are needed and 0 are free; nothing was written"
+    ):
+        calls[act]()
+    assert cache.table.held == pages
+    check_pages(cache, lengths)
+    assert all(torch.equal(x.nan_to_num(7), y.nan_to_num(7)) for x, y in zip(before, held, strict=True))
+
+
+def test_a_rewrite_parts_from_the_beams_that_share_its_page() -> None:
+    k, v = tokens(48, batch=2)
+    other = tokens(10, batch=2)
+    cache = made(FULL, 64, pages=8)
+    cache.append(k, v)
+    cache.reorder([0, 0])
+    cache.append(*other, at=20)
+    check(cache, *(torch.cat([x[[0, 0], :, :20], y], 2) for x, y in zip((k, v), other)), [30, 30])
+    check_pages(cache, [30, 30])
 
 
 @pytest.mark.parametrize("kept", [1, 15, 16, 17, 32, 33, 64, 128, 129, 200])

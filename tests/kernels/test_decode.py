@@ -55,8 +55,9 @@ def cache_of(
     sizes = CacheSizes.of(len(lengths), k.shape[1], (k.shape[3], v.shape[3]), max_len, block, rules, pages)
     layout = CacheLayout(torch.device("cpu"), paged, pages)
     cache = BlockDecoder(sizes, rules, k.shape[3] ** -0.5, k.dtype, layout, "reference")
-    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats):
-        tensor.fill_(torch.nan)
+    for tensor in (cache.store.k, cache.store.v, cache.store.nodes, cache.store.stats, cache.store.parts):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     cache.append(k, v, counts=lengths)
     return cache
 

@@ -160,10 +160,12 @@ def leaf_mass(
     return Case(name, lambda: route_mass._mass, pointers, constants, tile.num_warps, tile.num_stages)
 
 
-def build(name: str, *, rest: bool) -> Case:
+def build(name: str, *, rest: bool, branching: int = 2) -> Case:
     from pyramidbench.kernels import pyramid_build
 
-    shared = {"BLOCK_SIZE": 64, "HEAD_DIM": 128, "BRANCHING": 2, "BASE": 4, "SPAN": 16, "HAS_BOUNDS": True}
+    base = pyramid_build.base_levels(branching)
+    shared = {"BLOCK_SIZE": 64, "HEAD_DIM": 128, "BRANCHING": branching, "BASE": base, "SPAN": branching**base}
+    shared |= {"HAS_BOUNDS": True}
     pointers = {"k_ptr": "*bf16", "nodes_ptr": "*bf16", "stats_ptr": "*fp32", "weight": "fp32"}
     if rest:
         return Case(name, lambda: pyramid_build._build_rest, pointers, {**shared, "BLOCK_D": 32, "ROWS": 32}, 4, 1)
@@ -176,7 +178,9 @@ def pool(name: str, *, size: int, parts: int, out: str) -> Case:
     from pyramidbench.kernels import pooled_queries
 
     most = pooled_queries.POOL_BYTES // 256
-    rows = min(most // 8, size // parts)
+    rows = min(most // 8, size)
+    if parts > 1:
+        rows, most = 1, most // pooled_queries.KEY_RUNS
     constants: dict[str, object] = {"BLOCK_SIZE": size, "PARTS": parts, "RUNS": most // rows, "ROWS": rows}
     constants |= {"HEAD_DIM": 128, "BLOCK_D": 128}
     pointers = {"x_ptr": "*bf16", "out_ptr": out}
@@ -293,12 +297,15 @@ def decode(
     dtype: str = "bf16",
     slots: int = 512,
     paged: bool = False,
-    scanned: bool = False,
+    children: bool = False,
+    bounds: bool = True,
+    parts: int = 0,
 ) -> Case:
     """A kernel of the decoding step, by the name's second word; a cache of up to 1M tokens of 8 key/value heads."""
     from pyramidbench.kernels import (
         decode_append,
         decode_attend,
+        decode_each,
         decode_leaf,
         decode_prompt,
         decode_tokens,
@@ -311,8 +318,25 @@ def decode(
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
     rows = {"GROUP": group, "ROWS": 16, "BLOCK_N": block, "IS_PAGED": paged}
-    nodes = {"GROUP": group, "HEADS": group, "BRANCHING": 2, "HAS_BOUNDS": True}
-    written = {"HAS_BOUNDS": True, "IS_PAGED": paged, "ROWS": decode_tokens.LOAD_ROWS, "COPY": decode_tokens.COPY_ROWS}
+    nodes = {
+        "GROUP": group,
+        "HEADS": max(16, group) if children else group,
+        "BRANCHING": 2,
+        "HAS_BOUNDS": bounds,
+        "CHILDREN": children,
+    }
+    warps = decode_walk.walk_warps(slots)
+    row = dim * (4 if dtype == "fp32" else 2) * (2 if bounds else 1) * (2 if children else 1)
+    chunk = decode_walk.node_chunk(row, warps, by_children=children)
+    nodes |= {"BUDGETED": False, "CHUNK": chunk, "SLOTS": slots, "NARROW": min(512, slots)}
+    written = {
+        "HAS_BOUNDS": bounds,
+        "IS_PAGED": paged,
+        "ROWS": decode_tokens.LOAD_ROWS,
+        "COPY": decode_tokens.COPY_ROWS,
+    }
+    written |= {"PARTS": parts} | ({} if parts else {"parts_ptr": None})
+    padded, run = decode_leaf.part_rows(max(1, parts))
     kernels: dict[str, tuple[Callable[[], Any], dict[str, object], int]] = {
         "append": (
             lambda: decode_append._append,
@@ -330,32 +354,41 @@ def decode(
             {**shape, "BRANCHING": 2, "ROWS": decode_prompt.NODE_ROWS, "HAS_BOUNDS": True},
             decode_tokens.APPEND_WARPS,
         ),
-        "scan": (lambda: decode_walk._scan, {**shape, **nodes, "CHUNK": decode_walk.SCAN_CHUNK}, 4),
-        "walk": (
-            lambda: decode_walk._walk,
-            {**shape, **nodes, "SLOTS": slots, "CHUNK": decode_walk.WALK_CHUNK, "HAS_SCAN": slots > 512 or scanned,
-             "GATHERS": not scanned, "BUDGETED": False},
-            decode_walk.walk_warps(slots, gathers=not scanned),
-        ),
+        "scan": (lambda: decode_walk._scan, {**shape, **nodes}, warps),
+        "gather": (lambda: decode_walk._gather, {**shape, **nodes}, warps),
         "leaf": (lambda: decode_leaf._leaf, {**shape, **rows, **pages, "BUDGETED": False}, launch.num_warps),
+        "parts": (
+            lambda: decode_leaf._leaf_parts,
+            {**shape, **pages, "GROUP": group, "ROWS": 16, "IS_PAGED": paged, "BUDGETED": False, "PARTS": parts,
+             "PADDED": padded, "RUN": run},
+            launch.num_warps,
+        ),
         "attend": (
             lambda: decode_attend._attend,
             {**shape, **values, **rows, **pages, "HEADS": group, "SLOTS": 128, "FORCED_SLOTS": 4, "REDUCE": "sum_prob",
              "IS_EXACT": True, "BUDGETED": False},
             launch.num_warps,
         ),
+        "each": (lambda: decode_each._attend_each, {**shape, **values, **rows, **pages}, launch.num_warps),
+        "best": (
+            lambda: decode_each._combine_best,
+            {"GROUP": group, "HEADS": group, "BLOCK_SIZE": block, **values, "SLOTS": decode_each.EACH_ELEMENTS // 2 // dim,
+             "REDUCE": "sum_prob", "BUDGETED": False},
+            decode_each.COMBINE_WARPS,
+        ),
         "combine": (
             lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.COMBINE_WARPS,
         ),
     }  # fmt: skip
     kernel, constants, warps = kernels[step]
-    names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "out_ptr")
-    pointers = (
-        dict.fromkeys(names, f"*{dtype}") if step != "walk" else dict.fromkeys(("q_ptr", "nodes_ptr"), f"*{dtype}")
-    )
+    names = ("q_ptr", "k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr", "nodes_ptr", "parts_ptr", "out_ptr")
+    walks = step in ("scan", "gather")
+    pointers = dict.fromkeys(("q_ptr", "nodes_ptr") if walks else names, f"*{dtype}")
+    constants |= {} if step in ("blocks", "level") else {"OVERLAPS": True}
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
-    return Case(name, kernel, pointers, constants, warps, launch.num_stages)
+    registers = decode_walk.REGISTERS if walks else None
+    return Case(name, kernel, pointers, constants, warps, launch.num_stages, registers=registers)
 
 
 CASES = {
@@ -399,6 +432,7 @@ CASES = {
     "leaf-mass-head-dim-256": partial(leaf_mass, dim=256),
     "leaf-mass-fp32": partial(leaf_mass, dtype="fp32"),
     "build-base": partial(build, rest=False),
+    "build-base-branching-4": partial(build, rest=False, branching=4),
     "build-rest": partial(build, rest=True),
     "mass-tile-128": partial(mass, dim=128, query_tile=128, block=64),
     "mass-token-level": partial(mass, dim=128, query_tile=1, block=64),
@@ -424,17 +458,31 @@ CASES = {
     "dkdv-head-dim-256": partial(keys_gradient, dim=256, block=128),
     "dkdv-fp32": partial(keys_gradient, dtype="fp32"),
     "dkdv-fp32-head-dim-256": partial(keys_gradient, dim=256, block=128, dtype="fp32"),
-    **{f"decode-{step}": decode for step in ("append", "blocks", "level", "scan", "walk", "leaf", "attend", "combine")},
-    **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend")},
+    **{
+        f"decode-{step}": decode
+        for step in ("append", "blocks", "level", "scan", "gather", "leaf", "attend", "combine", "each", "best")
+    },
+    **{f"decode-{step}-paged": partial(decode, paged=True) for step in ("append", "blocks", "leaf", "attend", "each")},
     **{
         f"decode-{step}-fp32-head-dim-256": partial(decode, dim=256, dtype="fp32")
-        for step in ("append", "walk", "leaf", "attend")
+        for step in ("append", "scan", "gather", "leaf", "attend", "each", "best")
     },
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
-    "decode-walk-flat-1M": partial(decode, slots=16384),
-    "decode-walk-scanned": partial(decode, scanned=True),
-    "decode-walk-scanned-1024": partial(decode, slots=1024, scanned=True),
+    "decode-scan-1024": partial(decode, slots=1024),
+    "decode-scan-2048": partial(decode, slots=2048),
+    "decode-scan-flat-256k": partial(decode, slots=4096),
+    "decode-gather-flat-1M": partial(decode, slots=16384),
+    "decode-scan-paper": partial(decode, slots=128, children=True, bounds=False),
+    "decode-gather-paper": partial(decode, slots=128, children=True, bounds=False),
+    "decode-gather-children-group-16": partial(decode, children=True, group=16),
+    "decode-gather-children-fp32-head-dim-256": partial(decode, children=True, dim=256, dtype="fp32"),
+    "decode-scan-children-fp32-head-dim-256": partial(decode, children=True, dim=256, dtype="fp32"),
+    "decode-append-parts": partial(decode, parts=4),
+    "decode-blocks-parts-paged": partial(decode, parts=4, paged=True),
+    "decode-parts": partial(decode, parts=4),
+    "decode-parts-of-128-paged": partial(decode, parts=128, block=128, paged=True),
+    "decode-parts-fp32-head-dim-256": partial(decode, parts=4, dim=256, dtype="fp32"),
     "add-pieces": pieces,
     **{f"transpose-{step}": transposition for step in ("mark", "count", "chunks", "fill")},
     "pooled-queries": partial(pool, size=128, parts=1, out="*fp32"),
@@ -511,6 +559,9 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
     kernel = case.kernel()
     signature: dict[str, object] = {}
     aligned = {}
+    constants = dict(case.constants)
+    if "OVERLAPS" in constants:
+        constants["OVERLAPS"] = capability >= 90
     for place, argument in enumerate(kernel.arg_names):
         if argument in case.constants:
             signature[argument] = "constexpr"
@@ -523,7 +574,7 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
         else:
             signature[argument] = case.pointers.get(argument, "i32")
     options = {"num_warps": case.warps, "num_stages": case.stages, "maxnreg": case.registers, "enable_fp_fusion": True}
-    source = ASTSource(kernel, signature, case.constants, aligned)
+    source = ASTSource(kernel, signature, constants, aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return *used(compiled.asm["cubin"], Path(triton.__file__).parent), compiled.metadata.shared
 

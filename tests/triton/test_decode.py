@@ -9,14 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from pyramidbench.decoder import CacheLayout
 from pyramidbench.errors import UserError
 from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.cache_append import append_reference
 from pyramidbench.kernels.decode import attend_reference, choose_reference
+from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.kernels.walk_rules import WalkRules
 
 BASE = {"sink_blocks": 1, "local_blocks": 2}
 NARROW: dict[str, Any] = {**BASE, "start_width": 4, "beam": 1}
+PAPER: dict[str, Any] = {**BASE, "beam": 1, "levels": "full", "bound_weight": 0.0, "node_score": "children",
+                         "leaf_candidates": None, "head_reduce": "sum_lse"}  # fmt: skip
 WIDE: dict[str, Any] = {**BASE, "top_k": 8}
 
 
@@ -38,6 +42,8 @@ class Case:
     scan_bytes: int | None = None
 
 
+EDGES = tuple((16 << level) + past for level in range(7) for past in (-1, 0, 1))
+TO_300 = tuple(length for length in range(1, 301) if length % 16 in (0, 1, 15))
 SMALL = [
     Case("default", {**NARROW, "top_k": 3}),
     Case("upper-levels-scored-whole-paged", {**NARROW, "top_k": 3}, (300, 17, 64), queries=2, paged=True, scan_bytes=16384),
@@ -53,6 +59,19 @@ SMALL = [
          "leaf_candidates": None, "leaf_score": "summary", "head_reduce": "none"}, (300, 15)),
     Case("hisa", {**BASE, "top_k": 2, "branching": 4, "levels": 2, "beam": 1.0, "bound_weight": 0.0, "leaf_candidates": None,
          "head_reduce": "sum_lse"}, (500, 70)),
+    Case("paper", {**PAPER, "top_k": 2}, (300, 64, 33), queries=2),
+    Case("paper-scored-whole-set-per-query-head", {**PAPER, "top_k": 2, "head_reduce": "none"}, (330, 64), scan_bytes=32768),
+    Case("children-with-bounds-branching-3-filtered", {**NARROW, "top_k": 2, "start_width": 3, "branching": 3,
+         "node_score": "children", "leaf_candidates": 2}, (500, 70), heads=6, scan_bytes=8192),
+    Case("sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (200, 64, 7), queries=3, paged=True),
+    Case("sub-of-ragged-parts-lse", {**NARROW, "top_k": 2, "leaf_score": "sub", "sub_blocks": 5, "head_reduce": "lse"},
+         (250, 90), block_size=12, head_dim=24),
+    Case("flat-sub-all-candidates", {**BASE, "top_k": 3, "levels": 1, "leaf_score": "sub", "leaf_candidates": None,
+         "sub_blocks": 3, "head_reduce": "none", "forced_in_budget": True}, (300, 41), queries=5),
+    Case("sixteen-queries", {**NARROW, "top_k": 1, "leaf_candidates": 2}, (90, 20), queries=16, heads=2, kv_heads=1),
+    Case("every-level-gains-a-node", {**NARROW, "top_k": 1, "leaf_score": "summary"}, EDGES, heads=2, kv_heads=1),
+    Case("around-every-block-to-300", {**NARROW, "top_k": 1, "leaf_candidates": 2, "head_reduce": "lse"}, TO_300, heads=1,
+         kv_heads=1),
     Case("nothing-by-rank", {**NARROW, "top_k": 0}, (2, 90), queries=3),
     Case("all-candidates-group-3-odd-dims", {"top_k": 2, "sink_blocks": 0, "local_blocks": 1, "levels": 3, "beam": 1,
          "leaf_candidates": None}, (150, 40), heads=3, kv_heads=1, head_dim=24, head_dim_v=8, block_size=12),
@@ -67,6 +86,16 @@ LARGE = [
          block_size=32),
     Case("quest", {**WIDE, "top_k": 32, "levels": 1, "bound_weight": 1.0, "leaf_candidates": None, "leaf_score": "summary",
          "head_reduce": "none"}, (262_144, 5), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
+    Case("paper", {**PAPER, "top_k": 32}, (262_144, 63), heads=32, kv_heads=8, head_dim=128, head_dim_v=128, block_size=64),
+    Case("children-with-bounds", {**WIDE, "top_k": 16, "node_score": "children", "start_width": 512}, (100_000, 4097),
+         queries=3, heads=16, kv_heads=2, head_dim=128, head_dim_v=128, block_size=64, paged=True),
+    Case("sub", {**WIDE, "top_k": 32, "leaf_score": "sub"}, (131_071, 70_001, 5), queries=2, heads=16, kv_heads=4, head_dim=128,
+         head_dim_v=128, block_size=64, paged=True),
+    Case("flat-sub", {**WIDE, "levels": 1, "leaf_score": "sub", "leaf_candidates": None, "head_reduce": "lse"}, (50_000,),
+         heads=8, kv_heads=2, head_dim=64, head_dim_v=64, block_size=32),
+    Case("every-length-to-300", {**NARROW, "top_k": 2}, tuple(range(1, 301)), queries=2, block_size=16),
+    Case("every-length-to-300-paper", {**PAPER, "top_k": 2}, tuple(range(1, 301)), block_size=16, paged=True),
+    Case("every-length-to-300-sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, tuple(range(1, 301)), block_size=16),
     Case("head-dim-256", {**WIDE, "beam": 2}, (50_000, 9), queries=16, heads=4, kv_heads=1, head_dim=256, head_dim_v=256,
          block_size=64),
 ]  # fmt: skip
@@ -93,8 +122,9 @@ def empty(case: Case, dtype: torch.dtype, device: str) -> CacheStore:
     dims = (case.head_dim, case.head_dim_v)
     sizes = CacheSizes.of(batch, case.kv_heads, dims, max_len, case.block_size, rules, pages)
     store = CacheStore.empty(sizes, dtype, torch.device(device))
-    for tensor in (store.k, store.v, store.nodes, store.stats):
-        tensor.fill_(torch.nan)
+    for tensor in (store.k, store.v, store.nodes, store.stats, store.parts):
+        if tensor is not None:
+            tensor.fill_(torch.nan)
     if store.pages is not None:
         store.pages.copy_(torch.randperm(batch * blocks).view(batch, -1))
     return store
@@ -121,6 +151,7 @@ def check_step(case: Case, dtype: torch.dtype, device: str) -> float:
 def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, ...], cut: int | None = None) -> None:
     """A cache that grew by `parts` tokens at a time, and was cut, against the kernels that build a pyramid: bit for bit."""
     from pyramidbench.kernels.decode_append import append, finish_ends
+    from pyramidbench.kernels.pooled_queries import sub_block_means
     from pyramidbench.kernels.pyramid_build import build
 
     _, k, v = drawn(case, dtype, device)
@@ -144,6 +175,11 @@ def check_append(case: Case, dtype: torch.dtype, device: str, parts: tuple[int, 
         assert torch.equal(held, built.at(level)[:, :, :full]), f"level {level}, complete nodes"
         for tensor in (store.nodes, store.stats):
             tensor[:, :, first + full : first + sizes.nodes_at(level, sizes.max_len)] = torch.nan
+    if store.parts is not None:
+        means = sub_block_means(k[:, :, :length], block_size=case.block_size, parts=sizes.parts)
+        full = sizes.full_parts(length)
+        has_key = torch.arange(full, device=device) % sizes.parts * sizes.part_size < case.block_size
+        assert torch.equal(store.parts.flatten(2, 3)[:, :, :full][:, :, has_key], means[:, :, :full][:, :, has_key])
     finish_ends(store)
     assert store.lengths.unique().tolist() == [length]
     for level in range(sizes.levels):
@@ -163,20 +199,46 @@ def test_step(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_step(case, torch.float32, device) == 0
 
 
+@named([case for case in SMALL if case.rules.get("leaf_score") != "summary"])
+def test_step_with_leaves_before_attention(case: Case, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with many queries, where attending to every candidate would cost too much."""
+    from pyramidbench.kernels import decode_step
+
+    monkeypatch.setattr(decode_step, "pays_each", lambda _: False)
+    assert check_step(case, torch.float32, device) == 0
+
+
+def test_constant_keys_leave_the_first_blocks(device: str) -> None:
+    """Equal scores on every level and in the last choice: ties go to the lower block, also past what bisection can part."""
+    from pyramidbench.kernels.decode_step import step
+
+    case = Case("", {**NARROW, "top_k": 3}, (240, 100), heads=2, kv_heads=1)
+    q, k, v = drawn(case, torch.float32, device)
+    store, rules = empty(case, torch.float32, device), WalkRules(**case.rules)
+    append_reference(store, torch.ones_like(k), v, [0, 0], list(case.lengths))
+    for _ in range(2):
+        lists = step(q, store, rules, 0.25)[1]
+        assert lists[:, 0, 0].tolist() == [[0, 1, 2, 3, 13, 14], [0, 1, 2, 3, 5, 6]]
+        # The counters by which programs found out who is last serve the next step.
+        assert [counter.count_nonzero().item() for counter in store.counters.values()] == [0]
+
+
 @named(SMALL[:2])
 def test_step_in_half(case: Case, device: str) -> None:
     assert check_step(case, torch.float16, device) == 0
 
 
-@pytest.mark.parametrize(("scan_bytes", "long_start"), [(0, 1000), (0, 2), (2000, 1000)])
+@pytest.mark.parametrize("node_score", ["summary", "children"])
+@pytest.mark.parametrize("scan_bytes", [0, 700, 2000, 9000])
 def test_step_with_levels_gathered_and_scored_whole(
-    scan_bytes: int, long_start: int, device: str, monkeypatch: pytest.MonkeyPatch
+    scan_bytes: int, node_score: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every level gathered, the upper ones scored whole, and sequences that start below the level that is."""
     from pyramidbench.kernels import decode_call
 
     monkeypatch.setattr(decode_call, "SCAN_BYTES", scan_bytes)
-    monkeypatch.setattr(decode_call, "LONG_START", long_start)
-    assert check_step(Case("", {**NARROW, "top_k": 2}, (250, 40), heads=2, kv_heads=1), torch.float32, device) == 0
+    case = Case("", {**NARROW, "top_k": 2, "node_score": node_score}, (250, 40, 70), heads=2, kv_heads=1)
+    assert check_step(case, torch.float32, device) == 0
 
 
 def test_a_finished_pyramid_grows_on_as_any_other(device: str) -> None:
@@ -218,6 +280,10 @@ FULL = {**BASE, "top_k": 2, "levels": "full"}
         pytest.param(FULL, (1,) * 18, None, id="token-by-token"),
         pytest.param(FULL, (61, 1, 1, 1, 1), None, id="a-token-that-ends-a-block-and-its-ancestors"),
         pytest.param(FULL, (100, 1, 28, 1, 16, 3), 96, id="prompts-chunks-and-a-cut"),
+        pytest.param({**FULL, "leaf_score": "sub"}, (61, 1, 1, 1, 7, 14), 80, id="parts"),
+        pytest.param({**FULL, "leaf_score": "sub", "sub_blocks": 5}, (50, 16, 1), 67, id="parts-without-keys"),
+        pytest.param({**FULL, "branching": 4}, (70, 1, 9, 1, 47, 130), 250, id="branching-4"),
+        pytest.param({**FULL, "branching": 8}, (128, 16, 1, 111), None, id="branching-8"),
         pytest.param({**FULL, "branching": 3, "bound_weight": 0.0}, (50, 14, 16), 65, id="branching-3-means"),
     ],
 )
@@ -266,6 +332,32 @@ def test_a_full_cache_stays_as_it_is(device: str) -> None:
     assert all(torch.equal(x.nan_to_num(7), y.nan_to_num(7)) for x, y in zip(before, after))
 
 
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_beams_go_on_as_caches_of_their_own(paged: bool, device: str) -> None:
+    """A beam that branches, one that is dropped: what comes after is what a cache makes that held these tokens all along."""
+    case = Case("", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (70, 45, 12), heads=2, kv_heads=1, paged=paged)
+    q, k, v = drawn(case, torch.float32, device)
+    beams, other = (decoder(case, torch.float32, device) for _ in range(2))
+    beams.append(k, v, counts=case.lengths)
+    order = [1, 0, 1]
+    beams.reorder(order)
+    lengths = [case.lengths[source] for source in order]
+    other.append(k[order], v[order], counts=lengths)
+    for cache in (beams, other):
+        cache.append(-k[:, :, :4], v[:, :, 4:8])
+    assert beams.lengths.tolist() == [length + 4 for length in lengths]
+    assert torch.equal(beams.lists(q), other.lists(q))
+    assert torch.equal(beams.attend(q), other.attend(q))
+    for sequence in range(3):
+        assert all(torch.equal(x, y) for x, y in zip(beams.summaries(sequence), other.summaries(sequence), strict=True))
+
+
+def decoder(case: Case, dtype: torch.dtype, device: str) -> BlockDecoder:
+    """A cache whose steps the kernels make."""
+    sizes, layout = empty(case, dtype, device).sizes, CacheLayout(torch.device(device), case.paged)
+    return BlockDecoder(sizes, WalkRules(**case.rules), case.head_dim**-0.5, dtype, layout, "triton")
+
+
 @pytest.mark.gpu
 @named(LARGE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -275,10 +367,126 @@ def test_step_large(case: Case, dtype: torch.dtype, device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("in_graph", [False, True], ids=["launched", "replayed"])
+def test_overlapping_launches_change_nothing(in_graph: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose launches overlap, with no fill between them, against one launch after the other: bit for bit."""
+    from pyramidbench.kernels import decode_launch
+    from pyramidbench.kernels.decode_append import append
+    from pyramidbench.kernels.decode_step import step
+
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    case = LARGE[0]
+    q, k, v = drawn(case, torch.bfloat16, device)
+    first, rules = case.lengths[0] - 66, WalkRules(**case.rules)
+    results = []
+    for overlaps in (False, True):
+        monkeypatch.setattr(decode_launch, "OVERLAP", overlaps)
+        store = empty(case, torch.bfloat16, device)
+        append(store, k[:, :, :first], v[:, :, :first], None, None)
+        new = [x[:, :, first : first + 1].clone() for x in (k, v)]
+
+        def one(store: CacheStore = store, new: list[Tensor] = new) -> tuple[Tensor, Tensor]:
+            append(store, new[0], new[1], None, None)
+            return step(q, store, rules, 0.25)
+
+        found = [one()]
+        graph = torch.cuda.CUDAGraph()
+        if overlaps and in_graph:
+            with torch.cuda.graph(graph):
+                replayed = one()
+        for token in range(first + 1, case.lengths[0]):
+            for buffer, value in zip(new, (k, v)):
+                buffer.copy_(value[:, :, token : token + 1])
+            if overlaps and in_graph:
+                graph.replay()
+                found.append((replayed[0].clone(), replayed[1].clone()))
+            else:
+                found.append(one())
+        results.append(found)
+    for (out, lists), (expected, twin) in zip(*results, strict=True):
+        assert torch.equal(lists, twin)
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_append_large(dtype: torch.dtype, device: str) -> None:
-    case = Case("", WIDE, (70_000,), head_dim=128, head_dim_v=128, block_size=64)
+@pytest.mark.parametrize(
+    "rules", [{}, {"leaf_score": "sub"}, {"branching": 4}], ids=["default", "parts", "branching-4"]
+)
+def test_append_large(rules: dict[str, Any], dtype: torch.dtype, device: str) -> None:
+    case = Case("", {**WIDE, **rules}, (70_000,), head_dim=128, head_dim_v=128, block_size=64)
     check_append(case, dtype, device, (65_000, 1, 1, 64, 1, 63, 1, 4869), 65_063)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("preset", "rules"),
+    [("default", {}), ("default", {"leaf_score": "sub"}), ("paper", {}), ("fastest", {"start_width": 512})],
+    ids=["default", "parts", "paper", "fastest"],
+)
+def test_equal_to_a_prefill_at_random_lengths(preset: str, rules: dict[str, Any], device: str) -> None:
+    """Kernels of a step against those of a prefill: sets, near-ties apart, and outputs where the sets are the same."""
+    import pyramidbench as pb
+
+    torch.manual_seed(0)
+    lengths = sorted([2, 3, 64, 65, *torch.randint(4, 100_000, (8,)).tolist()])
+    q, k, v = (torch.randn(1, heads, lengths[-1], 128, device=device).bfloat16() for heads in (8, 2, 2))
+    parameters: dict[str, Any] = {"top_k": 16, **rules}
+    cache = pb.PyramidCache(1, 2, 128, lengths[-1], device=device, preset=preset, **parameters)
+    differing, start = 0, 0
+    for length in lengths:
+        cache.append(k[:, :, start:length], v[:, :, start:length])
+        new, keys, values, start = q[:, :, length - 2 : length], k[:, :, :length], v[:, :, :length], length
+        chosen = pb.select_blocks(new, keys, method=f"pyramid:{preset}", query_tile=1, **parameters).indices
+        lists = cache.select(new)
+        same = (lists == torch.nn.functional.pad(chosen, (0, lists.shape[-1] - chosen.shape[-1]), value=-1)).all(-1)
+        differing += int((~same).sum())
+        expected = pb.pyramid_attention(new, keys, values, preset=preset, query_tile=1, **parameters).float()
+        error = (cache.attend(new).float() - expected).abs().amax(-1) * same.repeat_interleave(4, 1)
+        assert float(error.max()) <= 4 * torch.finfo(torch.bfloat16).eps * float(expected.abs().max()), length
+    assert differing <= 0.1 * 4 * len(lengths)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_beams_between_replays(paged: bool, device: str) -> None:
+    """A captured step is replayed after beams were reordered and cut, as an eager cache does it; neither can be captured."""
+    import pyramidbench as pb
+
+    sizes: dict[str, Any] = {"device": device, "top_k": 4, "start_width": 4, "preset": "paper", "paged": paged}
+    torch.manual_seed(0)
+    k, v, q = (torch.randn(4, heads, 700, 64, device=device).bfloat16() for heads in (2, 2, 8))
+    replayed, eager = (pb.PyramidCache(4, 2, 64, 700, block_size=16, **sizes) for _ in range(2))
+    assert replayed.implementation == "triton"
+    for cache in (replayed, eager):
+        cache.append(k[:, :, :300], v[:, :, :300])
+    new = [x[:, :, :1].clone() for x in (k, v, q)]
+    replayed.append(new[0], new[1])
+    replayed.attend(new[2])
+    replayed.truncate(300)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed.append(new[0], new[1])
+        output = replayed.attend(new[2])
+        with pytest.raises(UserError, match="a CUDA graph leaves out"):
+            replayed.reorder([0, 0, 1, 2])
+    replayed.reserve(200)
+    for step, start in enumerate(range(300, 400)):
+        part = [x[:, :, start : start + 1] for x in (k, v, q)]
+        for buffer, value in zip(new, part):
+            buffer.copy_(value)
+        graph.replay()
+        eager.append(part[0], part[1])
+        assert torch.equal(output, eager.attend(part[2])), start
+        if step % 7 == 0:
+            order = torch.randint(4, (4,), generator=torch.Generator().manual_seed(step))
+            for cache in (replayed, eager):
+                cache.reorder(order)
+        if step % 30 == 29:
+            for cache in (replayed, eager):
+                cache.truncate(cache.lengths - 20)
+            replayed.reserve(100)
+    assert replayed.lengths.tolist() == eager.lengths.tolist()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,186 @@
+"""Exact leaves and attention of a decoding step in one: attend to each candidate apart, then choose. Twin: `kernels.decode`.
+
+The exact score of a block is the logsumexp of its logits, which attention to it makes anyway. So `_attend_each`, one program =
+one candidate or forced block of one query and set, leaves the block's own output and log-sum-exp (base 2, fp32) for each head
+of the group, and `_combine_best`, one program = one head's query, ranks the candidates by these sums and adds up the outputs
+of the best and the forced ones. Every head's program ranks for itself; the first one also writes the list. All that
+`_combine_best` may need it asks for at once, so it waits for memory once.
+Cost: reads values of all candidates instead of the chosen ones' keys again; two launches instead of three, one of which waited
+for counts, masses, a threshold and then for keys. Pays where latency bounds the step, not where memory does.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyramidbench.kernels.attention_portable import LOG2_E
+from pyramidbench.kernels.decode_attend import joined
+from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_launch import after_previous, ask_for
+from pyramidbench.kernels.decode_leaf import block_tile, query_tile
+from pyramidbench.kernels.decode_place import block_start, new_query
+from pyramidbench.kernels.route_tile import write_list
+from pyramidbench.kernels.top_k import FEW_SLOTS, best, best_of_few
+
+LN_2 = tl.constexpr(0.6931471805599453)
+EACH_BYTES = 20 << 20
+"""Values that a step may read beside those of the chosen blocks: 5 µs at 4 TB/s, for the launch and the three waits that they
+save (predicted 8 to 10). At D 128, K 32 and P 3 batches of one and two."""
+EACH_ELEMENTS = 32768
+"""Numbers of all parts of a head that its program holds: 128 registers a thread."""
+COMBINE_WARPS = 8
+
+
+@triton.jit
+def fetch_ahead(
+    x_at, stride, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, DIM: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    AHEAD: tl.constexpr,
+):  # fmt: skip
+    """Ask for a block's rows, so that L2 has them when they are loaded: one request for each line of 128 bytes.
+
+    A load would do, were it not that the compiler puts it behind the barriers of the product before its own.
+    """
+    if AHEAD:
+        PER_LINE: tl.constexpr = 1024 // x_at.dtype.element_ty.primitive_bitwidth
+        LINES: tl.constexpr = (BLOCK_DIM + PER_LINE - 1) // PER_LINE
+        row = tl.minimum(tl.arange(0, BLOCK_N), BLOCK_SIZE - 1)
+        first = tl.minimum(tl.arange(0, LINES) * PER_LINE, DIM - 1)
+        ask_for(x_at + row[:, None] * stride + first[None, :])
+
+
+@triton.jit
+def _attend_each(
+    q_ptr, k_ptr, v_ptr, lengths_ptr, pages_ptr, candidates_ptr, count_ptr, part_ptr, part_lse_ptr, q_strides, k_strides,
+    v_strides, scale_log2, sets, kv_heads, queries, blocks, sink_blocks, local_blocks, candidate_width, width,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, IS_PAGED: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    item, slot = program // width, (program % width).to(tl.int32)
+    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
+    kv_head = which * kv_heads // sets
+    row, offs_n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    offs_d, offs_dv = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
+    q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
+    # The walk's launches lie before this one, and began when the query was there.
+    q = query_tile(q_base, q_strides, offs_d, HEAD_DIM, GROUP, ROWS)
+    after_previous(OVERLAPS)
+    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
+    # Read without waiting for the count (volatile, or the compiler does wait); behind the last candidate it is not used.
+    listed = tl.load(candidates_ptr + item * candidate_width + tl.minimum(slot, candidate_width - 1), volatile=True)
+    position, _, sink_end, local_start, forced = new_query(
+        length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks
+    )
+    extra = slot - found
+    block = tl.where(extra < 0, listed, tl.where(extra < sink_end, extra, local_start + extra - sink_end))
+    if extra < forced:
+        seen = (offs_n < BLOCK_SIZE) & (block * BLOCK_SIZE + offs_n <= position)
+        k_at = block_start(k_ptr, k_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
+        v_at = block_start(v_ptr, v_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
+        fetch_ahead(v_at, v_strides[2], BLOCK_SIZE, BLOCK_N, HEAD_DIM_V, BLOCK_DV, OVERLAPS)
+        k = block_tile(k_at, k_strides[2], seen, offs_d, HEAD_DIM)
+        v = block_tile(v_at, v_strides[2], seen, offs_dv, HEAD_DIM_V)
+        # of shape [ROWS, BLOCK_N]; some key of every block is seen
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+        row_max = tl.max(scores, 1)
+        weights = tl.exp2(scores - row_max[:, None])
+        row_sum = tl.sum(weights, 1)
+        # of shape [ROWS, BLOCK_DV]
+        out = tl.dot(weights.to(v.dtype), v, input_precision="ieee") / row_sum[:, None]
+        part = program * GROUP + row
+        at = part_ptr + part[:, None] * HEAD_DIM_V + offs_dv[None, :]
+        tl.store(at, out, mask=(row < GROUP)[:, None] & (offs_dv < HEAD_DIM_V)[None, :])
+        tl.store(part_lse_ptr + part, row_max + tl.log2(row_sum), mask=row < GROUP)
+
+
+@triton.jit
+def _chosen(lse, head, is_candidate, is_forced, keep, GROUP: tl.constexpr, REDUCE: tl.constexpr):
+    """Which of the candidates are the best `keep`, by their log-sum-exps (base 2) [SLOTS, HEADS] and the forced blocks'."""
+    # A NaN has no mass.
+    mass = tl.where((lse == lse) & (head < GROUP)[None, :], lse * LN_2, float("-inf"))
+    other = tl.where(is_forced[:, None], mass, float("-inf"))
+    mass = tl.where(is_candidate[:, None], mass, float("-inf"))
+    if REDUCE == "sum_lse":
+        mass = tl.where((head < GROUP)[None, :], mass, 0.0)
+    score = joined(mass, other, REDUCE)
+    if lse.shape[0] <= FEW_SLOTS:
+        return best_of_few(score, is_candidate, keep)
+    return best(score, is_candidate, keep)
+
+
+@triton.jit
+def _combine_best(
+    lengths_ptr, candidates_ptr, count_ptr, part_ptr, part_lse_ptr, list_ptr, out_ptr, sets, kv_heads, queries, top_k,
+    sink_blocks, local_blocks, candidate_width, width, list_width,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SLOTS: tl.constexpr, REDUCE: tl.constexpr, BUDGETED: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    program = tl.program_id(0).to(tl.int64)
+    item, mine = program // GROUP, program % GROUP
+    index, which, batch = (item % queries).to(tl.int32), item // queries % sets, item // queries // sets
+    kv_head = which * kv_heads // sets
+    slot, head, offs_dv = tl.arange(0, SLOTS), tl.arange(0, HEADS), tl.arange(0, BLOCK_DV)
+    part = (item * width + slot) * GROUP
+    held, is_dim = slot < width, (offs_dv < HEAD_DIM_V)[None, :]
+    after_previous(OVERLAPS)
+    length, found = tl.load(lengths_ptr + batch * kv_heads + kv_head), tl.load(count_ptr + item)
+    # Places that no block filled hold anything, and are left out below.
+    candidate = tl.load(candidates_ptr + item * candidate_width + slot, mask=slot < candidate_width, other=-1)
+    lse = tl.load(
+        part_lse_ptr + part[:, None] + head[None, :], mask=held[:, None] & (head < GROUP)[None, :], other=float("-inf")
+    )
+    # of shape [SLOTS, BLOCK_DV]
+    parts = tl.load(
+        part_ptr + (part + mine)[:, None] * HEAD_DIM_V + offs_dv[None, :], mask=held[:, None] & is_dim, other=0.0
+    )
+    _, _, sink_end, local_start, forced = new_query(length, index, queries, BLOCK_SIZE, sink_blocks, local_blocks)
+    keep = tl.maximum(top_k - forced, 0) if BUDGETED else top_k
+    is_candidate, is_forced = slot < found, (slot >= found) & (slot < found + forced)
+    chosen = is_candidate
+    if found > keep:
+        chosen = _chosen(lse, head, is_candidate, is_forced, keep, GROUP, REDUCE)
+    if mine == 0:
+        write_list(list_ptr + item * list_width, candidate, chosen, sink_end, local_start, forced, list_width)
+    taken = chosen | is_forced
+    own = tl.where(taken, tl.sum(tl.where((head == mine)[None, :], lse, 0.0), 1), float("-inf"))
+    top = tl.max(own, 0)
+    weight = tl.exp2(own - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight, 0)
+    out = tl.sum(tl.where(taken[:, None], parts, 0.0) * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + program * HEAD_DIM_V + offs_dv, out.to(out_ptr.dtype.element_ty), mask=offs_dv < HEAD_DIM_V)
+
+
+def pays_each(call: DecodeCall) -> bool:
+    """Whether attending to every candidate costs little enough."""
+    sizes, width = call.store.sizes, call.passed + call.forced_width
+    if call.rules.leaf_score != "exact" or triton.next_power_of_2(width) * call.shape["BLOCK_DV"] > EACH_ELEMENTS:
+        return False
+    values = sizes.block_size * sizes.head_dim_v * call.q.element_size()
+    return call.items * (width - call.list_width) * values <= EACH_BYTES
+
+
+def run_each(call: DecodeCall, candidates: Tensor, counts: Tensor, lists: Tensor) -> Tensor:
+    """Attention of every query to its best and forced blocks, [items, heads of a group, Dv] in q's dtype; fills `lists`."""
+    store, rules, sizes = call.store, call.rules, call.store.sizes
+    width = candidates.shape[1] + call.forced_width
+    out = torch.empty(call.items, call.group, sizes.head_dim_v, dtype=call.q.dtype, device=call.q.device)
+    parts, part_lse = call.scratch(width * call.group * sizes.head_dim_v), call.scratch(width * call.group)
+    names = ("GROUP", "ROWS", "BLOCK_SIZE", "BLOCK_N", "HEAD_DIM", "HEAD_DIM_V", "BLOCK_D", "BLOCK_DV", "IS_PAGED")
+    _attend_each[(call.items * width,)](
+        call.q, store.k, store.v, store.lengths, store.pages, candidates, counts, parts, part_lse, call.q.stride()[:3],
+        store.k.stride()[:3], store.v.stride()[:3], call.scale * LOG2_E, *call.counts, sizes.blocks, rules.sink_blocks,
+        rules.local_blocks, candidates.shape[1], width, num_warps=call.launch.num_warps,
+        **{name: call.shape[name] for name in names}, **call.overlap,
+    )  # fmt: skip
+    _combine_best[(call.items * call.group,)](
+        store.lengths, candidates, counts, parts, part_lse, lists, out, *call.counts, rules.top_k, rules.sink_blocks,
+        rules.local_blocks, candidates.shape[1], width, lists.shape[1], HEADS=triton.next_power_of_2(call.group),
+        SLOTS=triton.next_power_of_2(max(16, width)), REDUCE=rules.head_reduce, BUDGETED=rules.forced_in_budget,
+        num_warps=COMBINE_WARPS, **{name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM_V", "BLOCK_DV")},
+        **call.overlap,
+    )  # fmt: skip
+    return out
