@@ -215,6 +215,19 @@ def test_the_cost_of_a_step_has_no_build_and_does_not_grow_with_the_context() ->
     assert 20e6 < costs[1 << 20].bytes < 40e6
 
 
+def test_an_append_that_ends_a_part_of_a_block_reads_its_keys() -> None:
+    costs = []
+    for seq_len in (65536 - 48, 65536 - 47):
+        cell = Cell(
+            method="pyramid", seq_len=1, seq_len_kv=seq_len, direction="decode", heads=32, kv_heads=8, head_dim=128,
+            dtype="bfloat16", parameters={"top_k": 32, "query_tile": 1, "leaf_score": "sub"},
+        )  # fmt: skip
+        costs.append(cell.make_method().cost(cell.problem("cpu")).stages[0])
+    # 16 keys of four parts of 64, and a mean, for each of 8 heads.
+    assert costs[0].bytes - costs[1].bytes == 8 * 17 * 128 * 2
+    assert costs[0].flops - costs[1].flops == 8 * 16 * 128
+
+
 @pytest.mark.usefixtures("no_workers")
 def test_a_sweep_measures_steps_beside_forwards(tmp_path: Path) -> None:
     run = sweep(
