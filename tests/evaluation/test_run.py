@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pyramidbench import sparse_layer
 from pyramidbench.cli import main
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation.journal import SAMPLES, load_evaluation
@@ -95,7 +96,7 @@ def test_a_full_budget_scores_as_dense_attention(tiny_folder: Path, text: Path, 
 
 
 def test_the_report_shows_every_figure_and_marks_what_chose_nothing(run: Any, tmp_path: Path) -> None:
-    page = write_report(run, tmp_path).read_text()
+    page = write_report([run], tmp_path).read_text()
     assert {path.name for path in tmp_path.iterdir()} == {
         "summary.md", "results.csv", "budgets.png", "positions.png", "heat-single_needle-top_k-1.png",
         "heat-single_needle-top_k-2.png",
@@ -104,7 +105,7 @@ def test_the_report_shows_every_figure_and_marks_what_chose_nothing(run: Any, tm
     assert "dense in disguise" not in page
     run.frame.loc[run.frame["top_k"] == 2, "choice_share"] = 0.1
     try:
-        assert write_report(run, tmp_path).read_text().count("dense in disguise") == 4
+        assert write_report([run], tmp_path).read_text().count("dense in disguise") == 4
     finally:
         del run.frame
 
@@ -183,12 +184,13 @@ def test_a_method_that_cannot_do_the_model_is_a_row_with_a_reason(
     tiny_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(method_class("flat"), "unsupported", lambda *_: "a reason")
+    monkeypatch.setattr(sparse_layer, "_checked", sparse_layer._checked.__wrapped__)
     plan = prepare(request(tiny_folder, text, tasks="perplexity", top_k="1", out=tmp_path / "run"))
     done = plan.run(silent)
     lost = done.frame[done.frame["status"] == "unsupported"]
     assert list(lost["method"]) == ["flat"]
     assert lost["score"].isna().all()
-    assert "1 rows of flat: method 'flat' cannot do" in write_report(done, tmp_path / "report").read_text()
+    assert "1 rows of flat: method 'flat' cannot do" in write_report([done], tmp_path / "report").read_text()
 
 
 def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path: Path) -> None:

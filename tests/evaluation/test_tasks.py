@@ -34,7 +34,7 @@ class Oracle(LanguageModel):
         self.__dict__.update(model.__dict__)
         self.answer, self.prompts = answer, list[str]()
 
-    def generate(self, ids: Any, new_tokens: int) -> list[int]:
+    def generate(self, ids: Any, new_tokens: int, stop: Any = None) -> list[int]:  # noqa: ARG002 - as the model's
         self.prompts.append(self.text(ids))
         assert len(ids) + new_tokens <= 1024
         return self.ids(self.answer)[:new_tokens]
@@ -177,12 +177,12 @@ def test_a_model_that_knows_the_answer_is_right(
 ) -> None:
     right = {question.contexts[0]: question.continuations[question.right] for question in read_questions("social_iqa")}
 
-    def judge(_prefix: Any, middle: list[int], continuation: list[int]) -> Any:
+    def judge_all(_prefix: Any, asked: list[tuple[list[int], list[int]]]) -> Any:
         from pyramidbench.evaluation.language_model import Judged
 
-        return Judged(-1.0 if tiny.text(continuation) == right[tiny.text(middle)] else -9.0, False)
+        return [Judged(-1.0 if tiny.text(end) == right[tiny.text(start)] else -9.0, False) for start, end in asked]
 
-    monkeypatch.setattr(tiny, "judge", judge, raising=False)
+    monkeypatch.setattr(tiny, "judge_all", judge_all, raising=False)
     asked = dataclasses.replace(asked, samples=4)
     task = one("social_iqa")
     outcomes: list[Outcome] = [task.measure(sample, asked, tiny) for sample in next(iter(task.rounds(asked)))]
