@@ -28,7 +28,9 @@ Dtype = Annotated[str, Option(help="of weights and activations: auto, float32, f
 Minutes = Annotated[float | None, Option(min=0, help="stop after so long; the same command goes on there")]
 Fetch = Annotated[Text, Option(help="fetch data: bigbench, evals, r-cran-janeaustenr, or all; and stop")]
 
-Report = Annotated[list[Path] | None, Option(help="write one report of these evaluations' folders, and stop; repeatable")]
+Report = Annotated[
+    list[Path] | None, Option(help="write one report of these evaluations' folders, and stop; repeatable")
+]
 
 
 def evaluate(

@@ -69,7 +69,8 @@ def judge(frame: pd.DataFrame) -> list[Judgement]:
     """Every claim for every pyramid and budget that the rows have."""
     measured = frame[frame["status"] == "ok"]
     shares = _dense_shares(measured)
-    measured = measured[[_can(row, shares) for row in measured.to_dict("records")]]
+    can = pd.Series([_can(row, shares) for row in measured.to_dict("records")], index=measured.index, dtype=bool)
+    measured = measured[can]
     return [one for claim in CLAIMS for one in _judged(claim, measured[measured["group"] == claim.group])]
 
 

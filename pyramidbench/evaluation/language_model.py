@@ -42,6 +42,7 @@ class LanguageModel:
     """A model on one device. `limit`: positions that it was made for, None where it does not say.
 
     dtype: of its weights and activations. busy_s: seconds that it has computed for, without what tasks do before and after.
+    side_by_side: continuations that `judge_all` computes at a time.
     """
 
     def __init__(self, source: ModelSource, network: Any, tokenizer: Any, device: torch.device) -> None:
@@ -53,6 +54,7 @@ class LanguageModel:
         self._head = network.get_output_embeddings()
         self.dtype = str(network.dtype).removeprefix("torch.")
         self.busy_s = 0.0
+        self.side_by_side = SIDE_BY_SIDE if device.type == "cuda" else 1
         self.limit: int | None = getattr(config, "max_position_embeddings", None)
         # Newer versions of transformers call the cached keys and values `cache`.
         accepted = inspect.signature(network.base_model.forward).parameters
@@ -165,9 +167,8 @@ class LanguageModel:
         by_length: dict[int, list[int]] = {}
         for at, (middle, continuation) in enumerate(asked):
             by_length.setdefault(len(middle) + len(continuation), []).append(at)
-        most = SIDE_BY_SIDE if self.device.type == "cuda" else 1
-        for together in by_length.values():
-            yield from (together[start : start + most] for start in range(0, len(together), most))
+        for alike in by_length.values():
+            yield from (alike[at : at + self.side_by_side] for at in range(0, len(alike), self.side_by_side))
 
     def _judged(self, states: Tensor, continuation: Sequence[int]) -> Judged:
         """states: [M, width], the last of them those of the continuation."""

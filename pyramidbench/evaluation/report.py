@@ -151,7 +151,9 @@ def _summary(evaluations: Sequence[Evaluation], frame: pd.DataFrame, pictures: d
 def _ran(frame: pd.DataFrame) -> list[str]:
     """What ran each method, and in which dtype."""
     known = frame.dropna(subset=["backend"])
-    runs = known.groupby(["dtype", "backend"], sort=False)["method"].unique()
+    runs: dict[tuple[str, str], dict[str, None]] = {}
+    for dtype, backend, method in known[["dtype", "backend", "method"]].itertuples(index=False):
+        runs.setdefault((dtype, backend), {})[method] = None
     return [f"- {backend} in {dtype} ran {', '.join(methods)}" for (dtype, backend), methods in runs.items()]
 
 

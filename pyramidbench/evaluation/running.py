@@ -100,11 +100,11 @@ def evaluate(
 
 
 def _together(todo: Sequence[tuple[Step, str]], model: LanguageModel) -> Iterator[list[tuple[Step, str]]]:
-    """Rows that are measured in one go: on a GPU those of one round and attention where the task can, else one by one."""
+    """Rows that are measured in one go: those of one round and attention where task and model can, else one by one."""
 
     def goes(item: tuple[int, tuple[Step, str]]) -> tuple[object, ...]:
         at, (step, _) = item
-        many = isinstance(step.task, TaskOfMany) and model.device.type == "cuda"
+        many = isinstance(step.task, TaskOfMany) and model.side_by_side > 1
         return (step.round, step.attention, None if many else at)
 
     for _, rows in groupby(enumerate(todo), key=goes):

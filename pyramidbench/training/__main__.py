@@ -7,11 +7,11 @@ python -m pyramidbench.training run .model/data/corpus.safetensors --out OUT --m
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from subprocess import Popen
 from typing import Annotated
 
 import torch
@@ -135,7 +135,7 @@ def _side_by_side(arms: tuple[Arm, ...]) -> None:
         UserError: some of them failed; what they said stands above.
     """
     command = [sys.executable, "-m", "pyramidbench.training", *(word for word in sys.argv[1:] if word != SIDE_BY_SIDE)]
-    running = {arm: subprocess.Popen([*command, "--arms", f"{arm.method}:{arm.seed}"]) for arm in arms}
+    running = {arm: Popen([*command, "--arms", f"{arm.method}:{arm.seed}"]) for arm in arms}
     failed = [arm.name for arm, process in running.items() if process.wait()]
     if failed:
         raise UserError(f"{', '.join(failed)} failed, see above; the same command goes on from their checkpoints.")
