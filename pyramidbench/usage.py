@@ -48,10 +48,10 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         names = tuple(sorted({*self.backends, *other.backends}))
-        return Usage(*(a + b for a, b in zip(_numbers(self), _numbers(other))), names)
+        return Usage(*[*(a + b for a, b in zip(_numbers(self), _numbers(other))), names])
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(a - b for a, b in zip(_numbers(self), _numbers(other))), self.backends)
+        return Usage(*[*(a - b for a, b in zip(_numbers(self), _numbers(other))), self.backends])
 
 
 def _numbers(usage: Usage) -> tuple[Any, ...]:

@@ -32,6 +32,8 @@ Report = Annotated[
     list[Path] | None, Option(help="write one report of these evaluations' folders, and stop; repeatable")
 ]
 
+Times = Annotated[Path | None, Option(help="with --report: an evaluation made alone on the device, for the times")]
+
 
 def evaluate(
     tasks: Tasks = "perplexity,single_needle", model: Model = "smollm2", method: Methods = None, keep: Keep = None,
@@ -39,7 +41,7 @@ def evaluate(
     length: Length = "2k", depths: Depths = 5, samples: Samples = 1, shots: Shots = "0", text: TextName = "python-stdlib",
     seed: Seed = 0, gguf_file: GgufFile = None, task_path: TaskPath = None, device: DeviceName = "auto",
     dtype: Dtype = "auto", minutes: Minutes = None, out: Out = None, fresh: Fresh = False, dry_run: DryRun = False,
-    fetch: Fetch = None, report: Report = None, json: AsJson = False,
+    fetch: Fetch = None, report: Report = None, times: Times = None, json: AsJson = False,
 ) -> None:  # fmt: skip
     """Ask a language model questions with its attention swapped: perplexity, retrieval, recall, commonsense."""
     from pyramidbench.evaluation.request import Request, fetch_data, prepare
@@ -53,7 +55,8 @@ def evaluate(
         from pyramidbench.evaluation.journal import load_evaluation
         from pyramidbench.evaluation.report import write_report
 
-        say(told, f"Report: {write_report([load_evaluation(folder) for folder in report], out)}")
+        timed = None if times is None else load_evaluation(times)
+        say(told, f"Report: {write_report([load_evaluation(folder) for folder in report], out, timed)}")
         return
     request = Request(
         tasks=tasks, model=model, method=tuple(method or ["dense,pyramid,flat,sliding_window"]), keep=keep, top_k=top_k,

@@ -23,55 +23,56 @@ TITLES = {
 }
 
 
-def quality(frame: pd.DataFrame) -> Drawn:
-    """A figure for each group of tasks that was asked at some budget."""
+def quality(frame: pd.DataFrame, times: pd.DataFrame | None = None) -> Drawn:
+    """A figure for each group of tasks that was asked at some budget.
+
+    times: rows that were measured with the device to themselves; what a long prompt takes stands beside the quality then.
+    """
     summary = summarise(frame)
     drawn: Drawn = {}
     for group, rows in summary.groupby("group", sort=False):
         if rows["top_k"].notna().any():
-            drawn[f"quality-{group}"] = (_figure(str(group), rows), f"{TITLES[str(group)]}, by budget.")
+            canvas = _figure(str(group), rows, None if times is None else summarise(times))
+            drawn[f"quality-{group}"] = (canvas, f"{TITLES[str(group)]}, by budget.")
     return drawn
 
 
-def _figure(group: str, rows: pd.DataFrame) -> Canvas:
+def _figure(group: str, rows: pd.DataFrame, times: pd.DataFrame | None) -> Canvas:
     lines, columns = _lines(group, rows), _columns(rows)
     series = looks(rows)
-    grid = Grid(len(lines), len(columns) + 1, 1.35, shown(rows, series), right=0.42)
+    timed = int(times is not None)
+    grid = Grid(len(lines), len(columns) + timed, 1.35, shown(rows, series), right=0.42 if timed else 0.14)
     canvas, panels = sheet(TITLES[group], _about(rows), grid)
     for number, axes in enumerate(panels):
         row, column = divmod(number, grid.columns)
         name, own = lines[row]
-        if column == len(columns):
-            _speed(axes, own, series)
-            axes.set_title(f"time ÷ dense's,\n{columns[-1]}", loc="left", fontsize=9, color=MUTED, pad=4)
-        else:
+        if column < len(columns):
             _panel(axes, own[_at(own) == columns[column]], series, group)
-            head = f"{name}\n" if column == 0 else "\n"
-            axes.set_title(
-                f"{head}{columns[column]}", loc="left", fontsize=9, pad=4, fontweight="bold" if not column else "normal"
-            )
-        axes.tick_params(labelbottom=row == grid.rows - 1)
+            head, weight = (f"{name}\n", "bold") if column == 0 else ("\n", "normal")
+            axes.set_title(f"{head}{columns[column]}", loc="left", fontsize=9, pad=4, fontweight=weight)
+        elif row or times is None:
+            axes.set_visible(False)
+        else:
+            _speed(axes, times, series)
+        axes.tick_params(labelbottom=row == grid.rows - 1 or column == len(columns))
         axes.set_xlabel("budget" if row == grid.rows - 1 else "")
-    _scale(panels, grid, group)
+    for row in range(grid.rows):
+        _scale(panels[row * grid.columns : row * grid.columns + len(columns)], group)
     return canvas
 
 
-def _scale(panels: list[Axes], grid: Grid, group: str) -> None:
-    """One range for all panels of a row but the last column, which is on the right."""
-    for start in range(0, len(panels), grid.columns):
-        row = panels[start : start + grid.columns - 1]
-        limits = [axes.get_ylim() for axes in row if axes.has_data()]
-        for number, axes in enumerate(row):
-            if group == "perplexity" and limits:
-                axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
-            elif group in ("retrieval", "recall"):
-                axes.set_ylim(-0.05, 1.05)
-                axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-            elif limits:
-                axes.set_ylim(max(0.0, min(low for low, _ in limits)), min(1.0, max(high for _, high in limits)))
-            if number:
-                axes.tick_params(labelleft=False, left=False)
-        row[0].set_ylabel("nats per token" if group == "perplexity" else "share")
+def _scale(row: list[Axes], group: str) -> None:
+    """One range for the panels of a row."""
+    limits = [axes.get_ylim() for axes in row if axes.has_data()]
+    for number, axes in enumerate(row):
+        if group in ("retrieval", "recall"):
+            axes.set_ylim(-0.05, 1.05)
+            axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
+        elif limits:
+            axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+        if number:
+            axes.tick_params(labelleft=False, left=False)
+    row[0].set_ylabel("nats per token" if group == "perplexity" else "share")
 
 
 def _lines(group: str, rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
@@ -112,7 +113,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, series: dict[str, Series], group: str
         axes.set_facecolor(SHADE)
     for method, line, at in _by_method(sparse):
         look = series[method]
-        offset = _spread(method, series)
+        offset = _spread(method, series) if group != "perplexity" else 0.0
         axes.plot(
             at * 2**offset,
             _value(line, group),
@@ -133,16 +134,10 @@ def _panel(axes: Axes, rows: pd.DataFrame, series: dict[str, Series], group: str
         axes.axhline(float(_value(dense, group).iloc[0]), color=INK, ls="--", lw=1.2, zorder=2)
     if rows["chance"].notna().any():
         axes.axhline(float(rows["chance"].mean()), color=BOUND, ls=":", lw=1)
-        axes.text(
-            0.99,
-            float(rows["chance"].mean()) - 0.02,
-            "guess",
-            transform=axes.get_yaxis_transform(),
-            fontsize=7.5,
-            color=MUTED,
-            ha="right",
-            va="top",
-        )
+        axes.annotate(
+            "guess", (0.99, float(rows["chance"].mean())), (0, 2), textcoords="offset points",
+            xycoords=axes.get_yaxis_transform(), fontsize=7.5, color=MUTED, ha="right", va="bottom",
+        )  # fmt: skip
     _budgets(axes, sparse)
 
 
@@ -164,27 +159,27 @@ def _spread(method: str, series: dict[str, Series]) -> float:
     return 0.07 * (names.index(method) - (len(names) - 1) / 2)
 
 
-def _speed(axes: Axes, rows: pd.DataFrame, series: dict[str, Series]) -> None:
-    """Time of a sample over dense attention's, at the longest prompts."""
-    longest = rows[rows["tokens"] >= 0.8 * rows["tokens"].max()]
-    dense = longest[longest["top_k"].isna()]["seconds"]
-    if dense.empty:
-        axes.set_visible(False)
-        return
-    for method, line, at in _by_method(longest[longest["top_k"].notna()]):
+def _speed(axes: Axes, times: pd.DataFrame, series: dict[str, Series]) -> None:
+    """Time of a window over dense attention's; only methods that the figure has."""
+    dense = times[times["top_k"].isna()]["seconds"].median()
+    sparse = times[times["top_k"].notna() & times["method"].isin(list(series))]
+    for method, line, at in _by_method(sparse):
         look = series[method]
-        means = (line["seconds"] / dense.median()).groupby(at).median()
-        axes.plot(means.index, means, color=look.colour, ls=look.line, zorder=2 if look.muted else 3, **marker(look))
+        axes.plot(
+            at, line["seconds"] / dense, color=look.colour, ls=look.line, zorder=2 if look.muted else 3, **marker(look)
+        )
     axes.axhline(1, color=INK, ls="--", lw=1.2)
     axes.set_yscale("log", base=2)
     low, high = min(0.45, axes.get_ylim()[0]), max(2.2, axes.get_ylim()[1])
     axes.set_ylim(low, high)
-    ticks = [2.0**power for power in range(-6, 7) if low <= 2.0**power <= high] or [1.0]
+    ticks = [2.0**power for power in range(-6, 7) if low <= 2.0**power <= high]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.tick_right()
     axes.tick_params(right=False)
-    _budgets(axes, longest[longest["top_k"].notna()])
+    _budgets(axes, sparse)
+    length = tokens(int(times["tokens"].max()))
+    axes.set_title(f"time of {length} tokens\n÷ dense's", loc="left", fontsize=9, color=MUTED, pad=4)
 
 
 def _by_method(rows: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, pd.Series]]:

@@ -73,7 +73,11 @@ COLUMNS = (
     Column("some", "mean share of several answers that were right", lambda row: share(row["partial"]), is_wide=True),
     Column("choice", f"share of queries with more blocks than K; marked under {MOSTLY_DENSE:g}", _choice),
     Column("density", "attended ÷ visible pairs", lambda row: share(row["density"]), is_wide=True),
-    Column("s", "median wall time of a sample, seconds", lambda row: significant(row["seconds"])),
+    Column(
+        "s",
+        "median wall time of a sample, seconds; it says little where other work shared the device",
+        lambda row: significant(row["seconds"]),
+    ),
 )
 
 
@@ -90,10 +94,13 @@ def show(console: Console, evaluation: Evaluation) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def write_report(evaluations: Sequence[Evaluation], folder: Path | None = None) -> Path:
+def write_report(
+    evaluations: Sequence[Evaluation], folder: Path | None = None, times: Evaluation | None = None
+) -> Path:
     """Write summary.md, the figures and results.csv of one or several evaluations; returns summary.md.
 
-    folder: reports/<name of the first evaluation> without it.
+    folder: reports/<name of the first evaluation> without it. times: an evaluation that had the device to itself, whose times
+    stand beside the quality; without it figures have no times, since evaluations may share a device.
 
     Raises:
         UserError: the folder cannot be written, or the evaluations are of different models or devices.
@@ -107,7 +114,7 @@ def write_report(evaluations: Sequence[Evaluation], folder: Path | None = None) 
     frame = frame.drop_duplicates("cell", ignore_index=True) if len(evaluations) > 1 else evaluations[0].frame
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = draw_all(frame, folder)
+        pictures = draw_all(frame, folder, None if times is None else times.frame)
         frame.to_csv(folder / "results.csv", index=False)
         (folder / "summary.md").write_text(_summary(evaluations, frame, pictures), encoding="utf-8")
     except OSError as error:

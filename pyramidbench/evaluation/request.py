@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,7 +79,7 @@ class EvaluationPlan:
             UserError: a model that cannot be used, a context over its limit, or a folder that cannot be written.
         """
         request = self.request
-        limit_s = math.inf if request.minutes is None else 60 * request.minutes
+        ends = math.inf if request.minutes is None else time.perf_counter() + 60 * request.minutes
         model = LanguageModel.load(request.model, request.gguf_file, pick_device(request.device), say, request.dtype)
         for length in self._longest():
             model.check_length(length)
@@ -86,7 +87,7 @@ class EvaluationPlan:
         kept = set_aside(folder) if request.fresh else None
         if kept is not None:
             say(f"the old evaluation is now {kept}")
-        return evaluate(model, self.tasks, self.attentions, self.asked, folder, say, limit_s)
+        return evaluate(model, self.tasks, self.attentions, self.asked, folder, say, ends)
 
     def _longest(self) -> tuple[int, ...]:
         """The lengths that the tasks will ask for."""

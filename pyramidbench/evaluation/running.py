@@ -8,6 +8,7 @@ import json
 import math
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from pyramidbench.evaluation.task import Asked, Outcome, Sample, Task, TaskOfMan
 from pyramidbench.method import BlockMethod
 from pyramidbench.model_files import ModelSource, Say
 from pyramidbench.sparse_layer import Unsupported
+
+ERRORS = "errors.txt"
+"""Tracebacks of attentions that failed, beside the samples."""
 
 
 @dataclass(frozen=True)
@@ -67,36 +71,69 @@ def evaluate(
     asked: Asked,
     folder: Path,
     say: Say,
-    limit_s: float = math.inf,
+    ends: float = math.inf,
 ) -> Evaluation:
-    """Measure what `folder` does not hold yet, for `limit_s` seconds at most, and return all of it.
+    """Measure what `folder` does not hold yet, and return all of it. Nothing is begun after `ends` on time.perf_counter.
 
     Raises:
-        UserError: a prompt that does not fit the model, or a folder that cannot be used; nothing measured is lost.
+        UserError: a prompt that does not fit the model, a folder that cannot be used, or an attention that failed, which the
+            others outlive; nothing measured is lost.
     """
     texts = {text.label: text.sha256 for text in asked.texts}
     planned = [(step, identity(step, model.source, texts)) for step in steps(tasks, attentions, asked)]
     device = fingerprint(model.device, peaks=False)
     journal = Journal(folder, _manifest(model, asked, tasks, attentions, texts, [cell for _, cell in planned]), device)
-    ends = time.perf_counter() + limit_s
     try:
-        todo = [(step, cell) for step, cell in planned if cell not in journal.done]
-        say(f"{len(todo)} samples to do, {len(planned) - len(todo)} done before")
-        number, in_force = 0, None
-        for together in _together(todo, model):
-            if time.perf_counter() > ends:
-                say(f"{len(todo) - number} samples are left: the time is up; the same command goes on with them")
-                break
-            if together[0][0].attention != in_force:
-                in_force = together[0][0].attention
-                model.use(in_force)
-            for record in _measured(together, asked, model, device.name):
+        failed = _measure(planned, asked, model, device.name, journal, say, ends)
+    finally:
+        evaluation = journal.close()
+    if failed:
+        names = ", ".join(f"{one.method} {one.budget or ''}".strip() for one in failed)
+        raise UserError(
+            f"{names} failed, see '{folder / ERRORS}'; all others are measured, and the same command tries again."
+        )
+    return evaluation
+
+
+def _measure(
+    planned: list[tuple[Step, str]],
+    asked: Asked,
+    model: LanguageModel,
+    device: str,
+    journal: Journal,
+    say: Say,
+    ends: float,
+) -> list[Attention]:
+    """Put what is not on disk yet there, and return the attentions that failed: each is left out after its first error."""
+    todo = [(step, cell) for step, cell in planned if cell not in journal.done]
+    say(f"{len(todo)} samples to do, {len(planned) - len(todo)} done before")
+    number, in_force = 0, None
+    failed: list[Attention] = []
+    for together in _together(todo, model):
+        attention = together[0][0].attention
+        if time.perf_counter() > ends:
+            say(f"{len(todo) - number} samples are left: the time is up; the same command goes on with them")
+            break
+        if attention in failed:
+            continue
+        try:
+            if attention != in_force:
+                model.use(attention)
+                in_force = attention
+            for record in _measured(together, asked, model, device):
                 journal.add(record)
                 number += 1
                 say(_progress(number, len(todo), record))
-    finally:
-        evaluation = journal.close()
-    return evaluation
+        except UserError:
+            raise
+        except Exception as error:
+            in_force = None
+            failed.append(attention)
+            with (journal.folder / ERRORS).open("a", encoding="utf-8") as stream:
+                stream.write(f"{attention}\n{traceback.format_exc()}\n")
+            said = (str(error).strip().splitlines() or [""])[0]
+            say(f"{attention.method} {attention.budget or ''} failed and is left out: {type(error).__name__}: {said}")
+    return failed
 
 
 def _together(todo: Sequence[tuple[Step, str]], model: LanguageModel) -> Iterator[list[tuple[Step, str]]]:

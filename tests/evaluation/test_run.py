@@ -116,7 +116,7 @@ def test_an_unfinished_evaluation_says_so(run: Any, tmp_path: Path) -> None:
     for name in ("manifest.json", "device.json"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
     (tmp_path / SAMPLES).write_bytes(b"".join((run.path / SAMPLES).read_bytes().splitlines(keepends=True)[:3]))
-    page = write_report(load_evaluation(tmp_path), tmp_path / "report").read_text()
+    page = write_report([load_evaluation(tmp_path)], tmp_path / "report").read_text()
     assert "3 of 15 planned rows are measured." in page
 
 
@@ -259,3 +259,21 @@ def test_one_report_of_several_evaluations(run: Any, tiny_folder: Path, text: Pa
     other.manifest.__dict__["model"] = "another"
     with pytest.raises(UserError, match="one report is of one model on one device; these are of another on"):
         write_report([run, other], tmp_path / "report")
+
+
+def test_an_attention_that_fails_is_left_out_and_the_others_go_on(
+    tiny_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    said: list[str] = []
+    plan = prepare(request(tiny_folder, text, tasks="perplexity", samples=2, top_k="1", length="512", out=tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(method_class("flat"), "select", broken)
+        with pytest.raises(UserError, match=r"flat top_k=1 failed, see '.*errors.txt'; all others are measured"):
+            plan.run(said.append)
+    assert "flat top_k=1 failed and is left out: RuntimeError: no such kernel" in said
+    assert (tmp_path / "errors.txt").read_text().count("Traceback") == 1
+    assert load_evaluation(tmp_path).missing == 2
+    assert plan.run(silent).missing == 0
