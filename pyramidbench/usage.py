@@ -55,7 +55,7 @@ class Usage:
 
 
 def _numbers(usage: Usage) -> tuple[Any, ...]:
-    return dataclasses.astuple(usage)[:-1]
+    return tuple(getattr(usage, entry.name) for entry in dataclasses.fields(usage))[:-1]
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Tally:
     """
 
     counted: Usage = field(default_factory=Usage)
-    held: dict[tuple[Tiling, torch.Size], list[BlockSelection]] = field(default_factory=dict)
+    held: dict[tuple[str, Tiling, torch.Size], list[BlockSelection]] = field(default_factory=dict)
     waiting: int = 0
 
     def dense(self, backend: str) -> None:
@@ -75,12 +75,7 @@ class Tally:
 
     def sparse(self, selection: BlockSelection, backend: str) -> None:
         """One call that attended to the blocks of a selection."""
-        batch, tiling = selection.indices.shape[0], selection.tiling
-        self.counted += Usage(
-            sparse_calls=1, tiles=batch * tiling.tiles, queries=batch * tiling.seq_len_q,
-            visible_pairs=batch * tiling.visible_pairs(), backends=(backend,),
-        )  # fmt: skip
-        self.held.setdefault((tiling, selection.indices.shape), []).append(selection)
+        self.held.setdefault((backend, selection.tiling, selection.indices.shape), []).append(selection)
         self.waiting += selection.indices.numel()
         if self.waiting >= MOST_HELD_ELEMENTS:
             self.read()
@@ -88,12 +83,12 @@ class Tally:
     def read(self) -> Usage:
         """All that was counted so far."""
         held, self.held, self.waiting = self.held, {}, 0
-        for (tiling, _), selections in held.items():
-            self.counted += _choices(tiling, selections)
+        for (backend, tiling, _), selections in held.items():
+            self.counted += _counted(backend, tiling, selections)
         return self.counted
 
 
-def _choices(tiling: Tiling, selections: list[BlockSelection]) -> Usage:
+def _counted(backend: str, tiling: Tiling, selections: list[BlockSelection]) -> Usage:
     """What selections of one shape listed, by one transfer from their device."""
     indices = torch.stack([selection.indices for selection in selections]).flatten(0, 1)
     counts = torch.stack([selection.counts for selection in selections]).flatten(0, 1)
@@ -105,4 +100,9 @@ def _choices(tiling: Tiling, selections: list[BlockSelection]) -> Usage:
     pairs = tiling.pairs(tile[:, None], indices.long()).double().sum((0, 2, 3)).mean()
     found = torch.stack([chosen.sum().double(), (chosen * (last - first + 1)).sum().double(), pairs])
     tiles, queries, pairs_per_set = found.tolist()
-    return Usage(tiles_with_choice=int(tiles), queries_with_choice=int(queries), pairs=pairs_per_set)
+    sequences = len(indices)
+    return Usage(
+        sparse_calls=len(selections), tiles=sequences * tiling.tiles, tiles_with_choice=int(tiles),
+        queries=sequences * tiling.seq_len_q, queries_with_choice=int(queries), pairs=pairs_per_set,
+        visible_pairs=sequences * tiling.visible_pairs(), backends=(backend,),
+    )  # fmt: skip

@@ -45,7 +45,7 @@ ask() {
 part() {
     case $1 in
     perplexity)
-        ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 3 --keep 10%,5%,20%,40%
+        ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 3 --keep 10%,5%,20%,40% --dtype float32
         ask recall associative_recall --length 1k..8k --depths 8 --samples 4 --keep 10%,5% --dtype float16
         ;;
     needle-*) ask "single-needle-${1#needle-}" single_needle --seed "${1#needle-}" \
