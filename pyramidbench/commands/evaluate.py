@@ -20,7 +20,7 @@ DenseLayers = Annotated[Text, Option(help="layers that keep dense attention, as 
 Length = Annotated[str, Option(help="lengths of texts and prompts in tokens: 1k..8k")]
 Depths = Annotated[int, Option(min=1, help="depths of a needle, evenly spaced from start to end")]
 Samples = Annotated[int, Option(min=1, help="samples per text, length and depth, or questions of a set")]
-Shots = Annotated[str, Option(help="tokens of worked examples before a commonsense question: 0,4k,7k")]
+Shots = Annotated[str, Option(help="tokens of worked examples before a commonsense question: 0,4k,8k")]
 TextName = Annotated[str, Option(help="texts: python-stdlib, a novel of Jane Austen such as emma, or files")]
 GgufFile = Annotated[Text, Option(help="name of a GGUF file in a folder or repository")]
 TaskPath = Annotated[Path | None, Option(help="a folder with YAML tasks of your own for lm-eval")]

@@ -7,10 +7,11 @@
 # network. Each PART is one process; without any, all of them but train run side by side until MINUTES (7.5 unless set) are over, and
 # each ends with a whole run folder: OUT/smollm2-TASK. What is not done by then is done when the same command is repeated.
 #
-#     perplexity    8k windows of two texts, nine attentions, four budgets, in float32; then associative recall
+#     perplexity    8k windows of two texts, nine attentions, four budgets, in float32; then associative recall, and the two
+#                   tasks that this model can hardly do
 #     needle-0/1    a needle by depth and length, with two seeds       key-0/1    one of eight that look alike, likewise
-#     several       four values of one place, four places at once      hard       the two tasks that this model cannot do
-#     choices-1/2   questions with choices, alone and after worked examples that fill 4k and 7k tokens
+#     values        four values of one place, by length                places     four places at once, likewise
+#     choices-1/2   questions with choices, alone and after worked examples that fill 4k and 8k tokens
 #     train         the small decoder, four arms side by side; STEPS, 900 unless set; checkpoints go to CHECKPOINTS
 #     timed         a window of 8k with each attention, to be run alone: the only times that are not of a shared device
 #
@@ -28,7 +29,7 @@ out=$(CDPATH='' cd -- "$1" && pwd)
 PYRAMIDBENCH_MODELS=$(CDPATH='' cd -- "$2" && pwd)
 export PYRAMIDBENCH_MODELS HF_HUB_OFFLINE=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 shift 2
-[ $# -gt 0 ] || set -- perplexity needle-0 needle-1 key-0 key-1 several hard choices-1 choices-2
+[ $# -gt 0 ] || set -- perplexity needle-0 needle-1 key-0 key-1 values places choices-1 choices-2
 ends=$(($(date +%s) + $(printf '%.0f' "$(echo "${MINUTES:-7.5} 60" | awk '{print $1 * $2}')")))
 all=dense,pyramid,pyramid:paper,pyramid:fast,flat,flat:exact,exact_topk,sliding_window,random_blocks
 
@@ -47,15 +48,16 @@ part() {
     perplexity)
         ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 3 --keep 10%,5%,20%,40% --dtype float32
         ask recall associative_recall --length 1k..8k --depths 8 --samples 4 --keep 10%,5% --dtype float16
+        ask hard variable_tracking,common_words --text emma --length 1k..8k --samples 2 --keep 5% --dtype float16
         ;;
     needle-*) ask "single-needle-${1#needle-}" single_needle --seed "${1#needle-}" \
         --text emma --length 1k..8k --depths 5 --samples 3 --keep 5%,10% --dtype float16 ;;
     key-*) ask "multi-key-${1#key-}" multi_key --seed "${1#key-}" \
         --text emma --length 1k..8k --depths 5 --samples 3 --keep 5%,10% --dtype float16 ;;
-    several) ask several multi_value,multi_query --text emma --length 1k..8k --samples 5 --keep 5%,10% --dtype float16 ;;
-    hard) ask hard variable_tracking,common_words --text emma --length 1k..8k --samples 2 --keep 5% --dtype float16 ;;
-    choices-1) ask choices-1 social_iqa,winogrande --shots 4k,7k,0 --samples 200 --keep 5%,10% --dtype float16 ;;
-    choices-2) ask choices-2 quartz,winowhy,goal_inference --shots 4k,7k,0 --samples 100 --keep 5%,10% --dtype float16 ;;
+    values) ask values multi_value --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
+    places) ask places multi_query --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
+    choices-1) ask choices-1 social_iqa,winogrande --shots 4k,8k,0 --samples 200 --keep 5%,10% --dtype float16 ;;
+    choices-2) ask choices-2 quartz,winowhy,goal_inference --shots 4k,8k,0 --samples 100 --keep 5%,10% --dtype float16 ;;
     train) "$python" -m pyramidbench.training run "$PYRAMIDBENCH_MODELS/data/corpus.safetensors" --out "$out/trained-decoder" \
         --checkpoints "${CHECKPOINTS:-${TMPDIR:-/tmp}/pyramidbench-checkpoints}" --steps "${STEPS:-900}" --side-by-side ;;
     timed) ask timed perplexity --text emma --length 8k --samples 3 --keep 5%,10%,20%,40% --dtype bfloat16 ;;
