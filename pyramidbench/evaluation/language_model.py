@@ -72,7 +72,7 @@ class LanguageModel:
         """
         source = find_model(model, gguf_file, say)
         torch.set_float32_matmul_precision("highest")
-        network, tokenizer = load_model(source, device.type, dtype)
+        network, tokenizer = load_model(source, device.type, dtype=None if dtype == "auto" else dtype)
         return cls(source, network, tokenizer, device)
 
     def use(self, attention: Attention) -> None:
