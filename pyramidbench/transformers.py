@@ -25,7 +25,8 @@ from pyramidbench.model_files import import_transformers
 from pyramidbench.recorder import NOT_PLAIN
 from pyramidbench.registry import method_names, preset_names, split_spec
 from pyramidbench.spans import Spans
-from pyramidbench.sparse_layer import SparseLayer, Usage, sparse_layer
+from pyramidbench.sparse_layer import SparseLayer, sparse_layer
+from pyramidbench.usage import Tally, Usage
 
 __all__ = ["Usage", "register", "reset_usage", "usage", "use"]
 
@@ -33,7 +34,7 @@ PREFIX = "pyramidbench:"
 Configured = dict[str, Any]
 
 _registered: Configured = {}
-_usage = Usage()
+_tally = Tally()
 
 
 def register(*, dense_layers: int | Sequence[int] = 0, **parameters: object) -> tuple[str, ...]:
@@ -84,13 +85,13 @@ def use(model: Any, method: str, *, dense_layers: int | Sequence[int] = 0, **par
 
 def usage() -> Usage:
     """What the registered attention did since the start, or since `reset_usage`; the difference of two is one span's."""
-    return _usage
+    return _tally.read()
 
 
 def reset_usage() -> None:
     """Count from zero."""
-    global _usage
-    _usage = Usage()
+    global _tally
+    _tally = Tally()
 
 
 def _specs() -> Iterator[str]:
@@ -116,7 +117,6 @@ def _attend(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' interface: query [B, H, M, D], key and value [B, G, N, D]; returns [B, M, H, Dv]."""
-    global _usage
     _check_plain(module, dropout, others)
     own = getattr(getattr(module, "config", None), "pyramidbench", None)
     layer = sparse_layer(method, _registered if own is None else own)
@@ -124,26 +124,23 @@ def _attend(
     index = getattr(module, "layer_idx", None)
     _check_positions(others.get("position_ids"), spans, query)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output, used = _run(layer, index, query, key, value, spans, scale)
-    _usage = _usage + used
-    return output.transpose(1, 2).contiguous(), None
+    return _run(layer, index, query, key, value, spans, scale).transpose(1, 2).contiguous(), None
 
 
 def _run(
     layer: SparseLayer, index: int | None, q: Tensor, k: Tensor, v: Tensor, spans: Spans | None, scale: float
-) -> tuple[Tensor, Usage]:
+) -> Tensor:
     if layer.is_dense(index):
-        return layer.dense(q, k, v, spans, scale)
+        return layer.dense(q, k, v, spans, scale, _tally)
     if spans is None:
-        return layer.sparse(q, k, v, scale)
+        return layer.sparse(q, k, v, scale, _tally)
     output = q.new_zeros(*q.shape[:3], v.shape[-1])
-    used = Usage()
     for part in spans.sequences():
         one = slice(part.batch, part.batch + 1)
-        result, more = layer.sparse(q[one, :, part.rows], k[one, :, part.keys], v[one, :, part.keys], scale)
-        output[one, :, part.rows] = result
-        used = used + more
-    return output, used
+        output[one, :, part.rows] = layer.sparse(
+            q[one, :, part.rows], k[one, :, part.keys], v[one, :, part.keys], scale, _tally
+        )
+    return output
 
 
 def _check_plain(module: Any, dropout: float, others: dict[str, Any]) -> None:

@@ -57,8 +57,9 @@ class HarnessModel(LM):  # type: ignore[misc]  # lm-eval has no types
     def _generated(self, context: str, how: dict[str, Any]) -> str:
         stops = how.get("until") or []
         limit = int(how.get("max_gen_toks") or NEW_TOKENS)
-        said = self.model.text(self.model.generate(self.model.ids(context), limit))
         listed = [stops] if isinstance(stops, str) else list(stops)
+        made = self.model.generate(self.model.ids(context), limit, lambda said: any(stop in said for stop in listed))
+        said = self.model.text(made)
         return re.split("|".join(map(re.escape, listed)), said, maxsplit=1)[0] if listed else said
 
     def _start(self) -> list[int]:

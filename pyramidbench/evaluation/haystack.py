@@ -6,7 +6,8 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
+from typing import Any
 
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation.language_model import LanguageModel
@@ -41,8 +42,15 @@ class Question:
 
 def ask(question: Question, prompt: list[int], model: LanguageModel) -> Outcome:
     """The model's greedy answer to a prompt, by exact match: 1 where all answers are right and none besides."""
-    said = model.text(model.generate(prompt, question.new_tokens))
-    given = list(dict.fromkeys(re.findall(question.answer, said)))[: len(question.answers)]
+    wanted = len(question.answers)
+
+    def is_told(said: str) -> bool:
+        # The last match may still grow.
+        whole = {found.group() for found in re.finditer(question.answer, said) if found.end() < len(said)}
+        return len(whole) >= wanted
+
+    said = model.text(model.generate(prompt, question.new_tokens, is_told))
+    given = list(dict.fromkeys(re.findall(question.answer, said)))[:wanted]
     right = len(set(given) & set(question.answers))
     return Outcome(
         score=float(set(given) == set(question.answers)),
@@ -62,6 +70,16 @@ def hidden_in(
         UserError: the length is too short for the question, or the text for the length.
     """
     model.check_length(length)
+    return list(_hidden(text, tuple(needles), question, length, rng.getstate(), model))
+
+
+@lru_cache(maxsize=4)
+def _hidden(
+    text: Passage, needles: tuple[Needle, ...], question: Question, length: int, state: Any, model: LanguageModel
+) -> list[int]:
+    """The prompt, kept since every attention asks for it again."""
+    rng = random.Random()
+    rng.setstate(state)
     room = length - question.new_tokens
     bare = len(framed(" ".join(needle.line for needle in needles), question, model))
     filler = _stretch(text, room - bare, rng, model)

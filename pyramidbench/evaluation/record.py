@@ -26,6 +26,8 @@ class EvaluationRecord(BaseModel):
     metric: str = Field(description="what `score` is")
     model: str = Field(description="the model's name")
     device: str = Field(description="the device's own name")
+    dtype: str | None = _column("of the model's weights and activations; null in runs before it was recorded: float32")
+    backend: str | None = _column("what ran the attention, choosing + attending, such as triton or sdpa-flash")
     method: str = Field(description="name, or name:preset")
     kind: str = Field(description="dense, selection, or bound (an oracle or a floor, not a rival)")
     budget: str | None = _column("the budget as it was asked for, e.g. keep=10%")
@@ -51,9 +53,13 @@ class EvaluationRecord(BaseModel):
         "share of the queries with more eligible blocks than K; where it is 0, sparse is dense in disguise"
     )
     density: float | None = _column("attended ÷ visible (query, key) pairs of the sparse layers")
-    sparse_calls: int | None = _column("attention calls that chose blocks: proof that the sparse path ran")
-    dense_calls: int | None = _column("attention calls that attended to everything, as asked for")
-    seconds: float | None = _column("wall time of the sample, prompt and answer")
+    sparse_calls: int | None = _column(
+        "attention calls that chose blocks, of the samples computed together: proof that the sparse path ran"
+    )
+    dense_calls: int | None = _column("attention calls that attended to everything, as asked for, likewise")
+    seconds: float | None = _column(
+        "wall time of the model, prompt and answer; samples computed together share it equally"
+    )
 
 
 def columns() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pyramidbench.errors import UserError
+from pyramidbench.evaluation.claims import COMPARABLE, DENSE_CAN, Judgement, judge
 from pyramidbench.evaluation.figures import draw_all
 from pyramidbench.evaluation.journal import Evaluation
 from pyramidbench.evaluation.summary import MOSTLY_DENSE, summarise
@@ -72,7 +73,11 @@ COLUMNS = (
     Column("some", "mean share of several answers that were right", lambda row: share(row["partial"]), is_wide=True),
     Column("choice", f"share of queries with more blocks than K; marked under {MOSTLY_DENSE:g}", _choice),
     Column("density", "attended ÷ visible pairs", lambda row: share(row["density"]), is_wide=True),
-    Column("s", "median wall time of a sample, seconds", lambda row: significant(row["seconds"])),
+    Column(
+        "s",
+        "median wall time of a sample, seconds; it says little where other work shared the device",
+        lambda row: significant(row["seconds"]),
+    ),
 )
 
 
@@ -89,18 +94,29 @@ def show(console: Console, evaluation: Evaluation) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def write_report(evaluation: Evaluation, folder: Path | None = None) -> Path:
-    """Write summary.md, the figures and results.csv into reports/<name of the evaluation>; returns summary.md.
+def write_report(
+    evaluations: Sequence[Evaluation], folder: Path | None = None, times: Evaluation | None = None
+) -> Path:
+    """Write summary.md, the figures and results.csv of one or several evaluations; returns summary.md.
+
+    folder: reports/<name of the first evaluation> without it. times: an evaluation that had the device to itself, whose times
+    stand beside the quality; without it figures have no times, since evaluations may share a device.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or the evaluations are of different models or devices.
     """
-    folder = folder or Path("reports") / evaluation.path.resolve().name
+    models = {(one.manifest.model, one.manifest.model_sha256, one.device.name) for one in evaluations}
+    if len(models) > 1:
+        told = ", ".join(f"{model} on {device}" for model, _, device in sorted(models, key=str))
+        raise UserError(f"one report is of one model on one device; these are of {told}: write one for each.")
+    folder = folder or Path("reports") / evaluations[0].path.resolve().name
+    frame = pd.concat([one.frame for one in evaluations], ignore_index=True)
+    frame = frame.drop_duplicates("cell", ignore_index=True) if len(evaluations) > 1 else evaluations[0].frame
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        pictures = draw_all(evaluation.frame, folder)
-        evaluation.frame.to_csv(folder / "results.csv", index=False)
-        (folder / "summary.md").write_text(_summary(evaluation, pictures), encoding="utf-8")
+        pictures = draw_all(frame, folder, None if times is None else times.frame)
+        frame.to_csv(folder / "results.csv", index=False)
+        (folder / "summary.md").write_text(_summary(evaluations, frame, pictures), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report to '{folder}': {error.strerror or error}.") from None
     return folder / "summary.md"
@@ -117,20 +133,59 @@ def _gaps(frame: pd.DataFrame) -> list[str]:
     return [f"{count} rows of {method}: {why}" for (method, why), count in counts.items()]
 
 
-def _summary(evaluation: Evaluation, pictures: dict[str, str]) -> str:
-    manifest, rows = evaluation.manifest, _rows(evaluation.frame)
-    done, planned = len(evaluation.records), len(manifest.cells)
+def _summary(evaluations: Sequence[Evaluation], frame: pd.DataFrame, pictures: dict[str, str]) -> str:
+    manifest, device = evaluations[0].manifest, evaluations[0].device
+    planned, missing = sum(len(one.manifest.cells) for one in evaluations), sum(one.missing for one in evaluations)
     lines = [f"# {manifest.model}: what is lost with the attention swapped", ""]
-    lines += [f"{done} of {planned} planned rows are measured."] if done < planned else []
-    lines += [f"![{text}]({name})" for name, text in pictures.items()]
-    lines += ["", "| " + " | ".join(column.header for column in COLUMNS) + " |"]
+    lines += [f"{planned - missing} of {planned} planned rows are measured.", ""] if missing else []
+    lines += [part for name, text in pictures.items() for part in (f"![{text}]({name})", "")]
+    lines += [*_claims(frame), "## Every task, length and attention", ""]
+    lines += ["| " + " | ".join(column.header for column in COLUMNS) + " |"]
     lines += ["|" + "|".join(" --- " if column.is_text else " ---: " for column in COLUMNS) + "|"]
-    lines += ["| " + " | ".join(column.write(row) for column in COLUMNS) + " |" for row in rows]
-    lines += ["", *_gaps(evaluation.frame), *(f"- {column.header}: {column.meaning}" for column in COLUMNS), ""]
+    lines += ["| " + " | ".join(column.write(row) for column in COLUMNS) + " |" for row in _rows(frame)]
+    lines += ["", *_gaps(frame), *(f"- {column.header}: {column.meaning}" for column in COLUMNS), ""]
+    texts = {label: digest for one in evaluations for label, digest in one.manifest.texts.items()}
     lines += [
         f"- model: {manifest.model}, SHA-256 of its weights {manifest.model_sha256}",
-        *(f"- text: {label}, SHA-256 {digest}" for label, digest in manifest.texts.items()),
-        f"- device: {evaluation.device.name}, torch {evaluation.device.torch}",
-        f"- command: `pyramidbench {' '.join(manifest.argv)}`",
+        *(f"- text: {label}, SHA-256 {digest}" for label, digest in texts.items()),
+        f"- device: {device.name}, torch {device.torch}",
+        *_ran(frame),
+        *(f"- command: `pyramidbench {' '.join(one.manifest.argv)}`" for one in evaluations),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _ran(frame: pd.DataFrame) -> list[str]:
+    """What ran each method, and in which dtype."""
+    known = frame.dropna(subset=["backend"])
+    runs: dict[tuple[str, str], dict[str, None]] = {}
+    for dtype, backend, method in known[["dtype", "backend", "method"]].itertuples(index=False):
+        runs.setdefault((dtype, backend), {})[method] = None
+    return [f"- {backend} in {dtype} ran {', '.join(methods)}" for (dtype, backend), methods in runs.items()]
+
+
+def _claims(frame: pd.DataFrame) -> list[str]:
+    """The paper's claims and ours, with what the rows say."""
+    judged = judge(frame)
+    if not judged:
+        return []
+    lines = [
+        "## Claims", "",
+        "The same samples under both attentions at one budget, where at least half of the queries had a choice; of several "
+        "answers the share that was right counts. Mean of the differences with its 95 % interval (Student's t); above 0 the "
+        f"pyramid is better. Confirmed: the interval lies above 0, or, for \"comparable\", within {COMPARABLE:g}. Not "
+        "confirmed: it lies below 0. Not testable: the prompts fit into the blocks that are kept. Retrieval and recall count "
+        f"at those lengths where dense attention gets {DENSE_CAN:.0%} right or more.", "",
+        "| claim | by | method | against | budget | pairs | difference | choice | verdict |",
+        "| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- |",
+    ]  # fmt: skip
+    return [*lines, *map(_claim_row, judged), ""]
+
+
+def _claim_row(one: Judgement) -> str:
+    size = "–" if one.mean is None else f"{one.mean:+.3f} ({one.low:+.3f} to {one.high:+.3f})"
+    cells = [
+        one.claim.text, one.claim.source, one.method, one.claim.rival, one.budget.removeprefix("keep="), str(one.pairs), size,
+        share(one.choice_share), one.verdict,
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"

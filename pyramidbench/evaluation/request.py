@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from pyramidbench.model_files import Say
 from pyramidbench.texts import STDLIB_LABEL, Passage, read_passage
 
 DEFAULT_KEEP = "10%"
+ACCEPTED_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class Request:
     gguf_file: str | None = None
     task_path: Path | None = None
     device: str = "auto"
+    dtype: str = "auto"
+    minutes: float | None = None
     out: Path | None = None
     fresh: bool = False
 
@@ -74,14 +79,15 @@ class EvaluationPlan:
             UserError: a model that cannot be used, a context over its limit, or a folder that cannot be written.
         """
         request = self.request
-        model = LanguageModel.load(request.model, request.gguf_file, pick_device(request.device), say)
+        ends = math.inf if request.minutes is None else time.perf_counter() + 60 * request.minutes
+        model = LanguageModel.load(request.model, request.gguf_file, pick_device(request.device), say, request.dtype)
         for length in self._longest():
             model.check_length(length)
         folder = request.out or self._folder(model)
         kept = set_aside(folder) if request.fresh else None
         if kept is not None:
             say(f"the old evaluation is now {kept}")
-        return evaluate(model, self.tasks, self.attentions, self.asked, folder, say)
+        return evaluate(model, self.tasks, self.attentions, self.asked, folder, say, ends)
 
     def _longest(self) -> tuple[int, ...]:
         """The lengths that the tasks will ask for."""
@@ -101,6 +107,8 @@ def prepare(request: Request) -> EvaluationPlan:
     Raises:
         UserError: a task, method, budget, length, text or set of questions that is not there; one line says what is.
     """
+    if request.dtype not in ACCEPTED_DTYPES:
+        raise UserError(f"--dtype '{request.dtype}' is not known; accepted: {', '.join(ACCEPTED_DTYPES)}.")
     budgets = Budgets(_budgets(request), parse_axis(request.keep_of, "--keep-of")[0])
     methods = [name for given in request.method for name in split_list(given, "--method", "names of methods")]
     dense = () if request.dense_layers is None else parse_axis(request.dense_layers, "--dense-layers", minimum=0)

@@ -23,6 +23,8 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
     without any. low, high: a 95 % interval of the score (Wilson, for shares; missing for losses).
     """
     measured = frame[frame["status"] == "ok"].copy()
+    if measured.empty:
+        return pd.DataFrame(columns=COLUMNS)
     measured["dense_score"] = _dense_scores(measured)
     rows = []
     for _, part in measured.groupby([*WHERE, *ATTENTION], dropna=False, sort=False):
@@ -55,11 +57,12 @@ def _row(part: pd.DataFrame) -> dict[str, Any]:
 def _dense_scores(frame: pd.DataFrame) -> pd.Series:
     """The score of the method `dense` on each row's sample."""
     dense = frame[frame["method"].str.partition(":")[0] == "dense"]
-    scores = {_key(row): row["score"] for row in dense.to_dict("records")}
-    return pd.Series([scores.get(_key(row)) for row in frame.to_dict("records")], index=frame.index, dtype=float)
+    scores = {sample_key(row): row["score"] for row in dense.to_dict("records")}
+    return pd.Series([scores.get(sample_key(row)) for row in frame.to_dict("records")], index=frame.index, dtype=float)
 
 
-def _key(row: dict[Any, Any]) -> tuple[object, ...]:
+def sample_key(row: dict[Any, Any]) -> tuple[object, ...]:
+    """What two attentions' rows of one sample have in common."""
     return tuple(None if is_missing(row[name]) else row[name] for name in SAME_SAMPLE)
 
 
@@ -86,7 +89,7 @@ def by_position(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _at(row: dict[Any, Any]) -> tuple[object, ...]:
-    return (*_key(row), row["position"])
+    return (*sample_key(row), row["position"])
 
 
 def heat_map(frame: pd.DataFrame, task: str, method: str, budget: str | None) -> pd.DataFrame:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from pyramidbench.evaluation.language_model import LanguageModel
 from pyramidbench.texts import Passage
@@ -73,6 +73,8 @@ class Task(Protocol):
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
         """The samples, in rounds that an attention does in one go (they may share the start of their prompts).
 
+        All lengths, depths and shots come once before any comes again: a run that is stopped has some of each.
+
         Raises:
             UserError: the task cannot be done as asked.
         """
@@ -83,3 +85,11 @@ class Task(Protocol):
         Raises:
             UserError: the prompt does not fit the model.
         """
+
+
+@runtime_checkable
+class TaskOfMany(Task, Protocol):
+    """A task that can ask a whole round at once, which a GPU answers in far fewer calls."""
+
+    def measure_all(self, samples: Sequence[Sample], asked: Asked, model: LanguageModel) -> list[Outcome]:
+        """`measure` for the samples of one round, with the same outcomes."""

@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from subprocess import Popen
 from typing import Annotated
 
 import torch
@@ -29,6 +30,7 @@ from pyramidbench.training.probes import probe_all
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=(__doc__ or "").partition("\n")[0])
 CALIBRATION_STEPS = 5
+SIDE_BY_SIDE = "--side-by-side"
 DEFAULT_ARMS = "dense:0,flat:0,pyramid:0,dense:1"
 CorpusPath = Annotated[Path, Argument(metavar="CORPUS", help="the corpus, a .safetensors file")]
 
@@ -57,6 +59,9 @@ def run(
     tiny: Annotated[bool, Option(hidden=True, help="a decoder and blocks small enough for tests")] = False,
     device: Annotated[str, Option(help="auto, cpu or cuda")] = "auto",
     dense: Annotated[str, Option(help="the dense method, as dense:flash")] = "dense",
+    side_by_side: Annotated[
+        bool, Option(SIDE_BY_SIDE, help="all arms at once, each in a process of its own, on one device")
+    ] = False,
 ) -> None:
     """Train every arm from the same weights on the same batches, as many steps each, and probe it."""
     chosen, place, text = parse_arms(arms), pick_device(device), corpora.load(path)
@@ -64,7 +69,11 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
     size = Size(layers=2, width=64, heads=2, kv_heads=1, head_dim=32, hidden=64) if tiny else Size()
     recipe = Recipe(1, batch, length, size, 4 if tiny else 1, dense)
-    recipe = replace(recipe, steps=_steps(out, chosen, recipe, text, place, steps, 60 * minutes))
+    sharing = len(chosen) if side_by_side else 1
+    recipe = replace(recipe, steps=_steps(out, chosen, recipe, text, place, steps, 60 * minutes / sharing))
+    if side_by_side:
+        _side_by_side(chosen)
+        return
     for arm in chosen:
         training = Training(arm, recipe, out, place, checkpoints)
         # Half as much again as was planned: an arm that is stopped goes on when the command is repeated.
@@ -117,6 +126,19 @@ def _steps(
     write_whole(plan, json.dumps(told, indent=1))
     _say(f"{decided} steps of {recipe.batch} × {recipe.length} tokens for each of {len(arms)} arms")
     return decided
+
+
+def _side_by_side(arms: tuple[Arm, ...]) -> None:
+    """Every arm by this command in a process of its own; the plan that they share is made already.
+
+    Raises:
+        UserError: some of them failed; what they said stands above.
+    """
+    command = [sys.executable, "-m", "pyramidbench.training", *(word for word in sys.argv[1:] if word != SIDE_BY_SIDE)]
+    running = {arm: Popen([*command, "--arms", f"{arm.method}:{arm.seed}"]) for arm in arms}
+    failed = [arm.name for arm, process in running.items() if process.wait()]
+    if failed:
+        raise UserError(f"{', '.join(failed)} failed, see above; the same command goes on from their checkpoints.")
 
 
 def _step_seconds(arm: Arm, recipe: Recipe, text: Corpus, device: torch.device, out: Path) -> float:

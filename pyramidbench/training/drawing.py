@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import NullLocator
 
 from pyramidbench.errors import UserError
-from pyramidbench.evaluation.figures import STYLE, look
+from pyramidbench.evaluation.sheet import LOOK, Grid, marker, same_y, save, sheet
+from pyramidbench.reporting.palette import FAVOURED, INK, Series
 from pyramidbench.units import significant, tokens
 
 SMOOTHED_ROWS = 5
@@ -31,55 +34,71 @@ def write_training_report(folder: Path, out: Path) -> Path:
     logs = pd.concat([pd.read_csv(folder / f"{path.stem.removesuffix('-evaluations')}.csv") for path in probed])
     probes = pd.concat(map(pd.read_csv, probed))
     out.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        _curves(logs, probes).savefig(out / "curves.png", dpi=140, facecolor="white", metadata={"Software": None})
-        _pairs(probes).savefig(out / "pairs.png", dpi=140, facecolor="white", metadata={"Software": None})
+    with mpl.rc_context(LOOK):
+        save(_curves(logs, probes), out, "curves")
+        save(_pairs(probes), out, "pairs")
     (out / "summary.md").write_text(_summary(json.loads(plan.read_text()), logs, probes), encoding="utf-8")
     return out / "summary.md"
 
 
-def _curves(logs: pd.DataFrame, probes: pd.DataFrame) -> Figure:
-    """Training loss over steps, and held-out loss by length, each arm with its own attention."""
-    canvas = Figure(figsize=(11.5, 3.4), layout="constrained")
-    steps, pairs, lengths = canvas.subplots(1, 3)
-    for (method, seed), rows in logs.groupby(["method", "seed"]):
-        colour, _ = look(str(method))
-        style = "-" if seed == 0 else "--"
-        for axes, column in ((steps, "loss"), (pairs, "pair_loss")):
+def _curves(logs: pd.DataFrame, probes: pd.DataFrame) -> Canvas:
+    """Training loss and the asked values' loss over steps, and held-out loss by length, each arm with its own attention."""
+    looks = _looks(logs)
+    steps_done, length = int(logs["step"].max()), int(probes["length"].max()) // 2
+    about = (
+        f"{steps_done} steps from the same weights on the same batches; means of {SMOOTHED_ROWS} logged losses; held-out text "
+        f"after the last step, in windows of up to twice the {tokens(length)} tokens that were trained on"
+    )
+    canvas, panels = sheet(
+        "Loss of a small decoder, trained with each attention", about, Grid(1, 3, 2.3, tuple(looks.values()), 0.5)
+    )
+    for arm, rows in logs.groupby(["method", "seed"], sort=False):
+        for axes, column in zip(panels, ("loss", "pair_loss")):
             smooth = rows[column].rolling(SMOOTHED_ROWS, min_periods=1).mean()
-            axes.plot(rows["step"], smooth, color=colour, ls=style, lw=1.3, label=f"{method}, seed {seed}")
+            axes.plot(rows["step"], smooth, color=looks[arm].colour, ls=looks[arm].line, lw=1.2)
     own = probes[(probes["used"] == probes["method"]) & (probes["what"] == "loss") & (probes["part"] == 0)]
-    for (method, seed), rows in own.groupby(["method", "seed"]):
-        colour, marker = look(str(method))
-        lengths.plot(rows["length"], rows["value"], color=colour, marker=marker, ls="-" if seed == 0 else "--")
-    steps.set(xlabel="step", ylabel="training loss, nats per token")
-    pairs.set(xlabel="step", ylabel="loss of asked values, nats")
-    steps.set_ylim(top=float(logs["loss"].quantile(0.9)) + 0.3)
-    lengths.set_xscale("log", base=2)
+    for arm, rows in own.groupby(["method", "seed"], sort=False):
+        panels[2].plot(rows["length"], rows["value"], color=looks[arm].colour, ls=looks[arm].line, **marker(looks[arm]))
+    for axes, title in zip(
+        panels, ("training text, nats per token", "asked values, nats", "held-out text, nats per token")
+    ):
+        axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=4)
+        axes.set_xlabel("step")
+    panels[0].set_ylim(top=float(logs["loss"].quantile(0.9)) + 0.3)
+    panels[2].set_xscale("log", base=2)
     ticks = sorted(own["length"].unique())
-    lengths.set_xticks(ticks, [tokens(int(tick)) for tick in ticks])
-    lengths.set(xlabel="window (trained: half the longest)", ylabel="held-out loss, nats per token")
-    canvas.legend(*steps.get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    panels[2].set_xticks(ticks, [tokens(int(tick)) for tick in ticks])
+    panels[2].set_xlabel("window, tokens")
+    panels[2].xaxis.set_minor_locator(NullLocator())
     return canvas
 
 
-def _pairs(probes: pd.DataFrame) -> Figure:
+def _pairs(probes: pd.DataFrame) -> Canvas:
     """Share of pairs found by the quarter that they were hidden in, one panel per length, each arm with its own attention."""
     own = probes[(probes["used"] == probes["method"]) & (probes["what"] == "pairs") & (probes["part"] > 0)]
-    lengths = sorted(own["length"].unique())
-    canvas = Figure(figsize=(2.4 * len(lengths) + 1.8, 2.8), layout="constrained")
-    for number, length in enumerate(lengths, 1):
-        axes = canvas.add_subplot(1, len(lengths), number)
-        for (method, seed), rows in own[own["length"] == length].groupby(["method", "seed"]):
-            colour, marker = look(str(method))
-            style = "-" if seed == 0 else "--"
-            axes.plot(
-                rows["part"], rows["value"], color=colour, marker=marker, ls=style, label=f"{method}, seed {seed}"
-            )
-        axes.set(title=tokens(int(length)), xlabel="quarter of the window", ylim=(-0.03, 1.03), xticks=(1, 2, 3, 4))
-    canvas.axes[0].set_ylabel("pairs found, share")
-    canvas.legend(*canvas.axes[0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=9)
+    looks, lengths = _looks(own), sorted(own["length"].unique())
+    about = (
+        "share of hidden values that come out likeliest, by the quarter of the window that they stand in; each arm with the "
+        "attention that it was trained with"
+    )
+    canvas, panels = sheet("Pairs found again", about, Grid(1, len(lengths), 1.9, tuple(looks.values())))
+    for axes, length in zip(panels, lengths):
+        for arm, rows in own[own["length"] == length].groupby(["method", "seed"], sort=False):
+            axes.plot(rows["part"], rows["value"], color=looks[arm].colour, ls=looks[arm].line, **marker(looks[arm]))
+        axes.set(xlabel="quarter", ylim=(-0.04, 1.04), xticks=(1, 2, 3, 4))
+        axes.set_title(f"{tokens(int(length))} tokens", loc="left", fontsize=9, fontweight="bold", pad=4)
+    same_y(panels, len(panels))
+    panels[0].set_ylabel("share")
     return canvas
+
+
+def _looks(rows: pd.DataFrame) -> dict[Any, Series]:
+    """The look of every arm: its method's colour, and a line that tells the seeds apart."""
+    found = {}
+    for method, seed in rows[["method", "seed"]].drop_duplicates().itertuples(index=False):
+        colour, shape = FAVOURED.get(method, (INK, "o"))
+        found[method, seed] = Series(f"{method}, seed {seed}", colour, shape, "-" if seed == 0 else ":")
+    return found
 
 
 def _summary(plan: dict[str, dict[str, object]], logs: pd.DataFrame, probes: pd.DataFrame) -> str:

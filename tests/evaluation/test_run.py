@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from pyramidbench import sparse_layer
 from pyramidbench.cli import main
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation.journal import SAMPLES, load_evaluation
+from pyramidbench.evaluation.language_model import LanguageModel
 from pyramidbench.evaluation.report import write_report
 from pyramidbench.evaluation.request import Request, prepare
+from pyramidbench.evaluation.running import evaluate, steps
 from pyramidbench.evaluation.summary import by_position, summarise, wilson
 from pyramidbench.model_files import silent
 from pyramidbench.registry import method_class
@@ -95,16 +98,16 @@ def test_a_full_budget_scores_as_dense_attention(tiny_folder: Path, text: Path, 
 
 
 def test_the_report_shows_every_figure_and_marks_what_chose_nothing(run: Any, tmp_path: Path) -> None:
-    page = write_report(run, tmp_path).read_text()
+    page = write_report([run], tmp_path).read_text()
     assert {path.name for path in tmp_path.iterdir()} == {
-        "summary.md", "results.csv", "budgets.png", "positions.png", "heat-single_needle-top_k-1.png",
-        "heat-single_needle-top_k-2.png",
+        "summary.md", "results.csv", "quality-perplexity.png", "quality-retrieval.png", "positions.png",
+        "heat-single_needle-top_k-1.png", "heat-single_needle-top_k-2.png",
     }  # fmt: skip
     assert page.count("| perplexity |") == 5
     assert "dense in disguise" not in page
     run.frame.loc[run.frame["top_k"] == 2, "choice_share"] = 0.1
     try:
-        assert write_report(run, tmp_path).read_text().count("dense in disguise") == 4
+        assert write_report([run], tmp_path).read_text().count("dense in disguise") == 4
     finally:
         del run.frame
 
@@ -113,7 +116,7 @@ def test_an_unfinished_evaluation_says_so(run: Any, tmp_path: Path) -> None:
     for name in ("manifest.json", "device.json"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
     (tmp_path / SAMPLES).write_bytes(b"".join((run.path / SAMPLES).read_bytes().splitlines(keepends=True)[:3]))
-    page = write_report(load_evaluation(tmp_path), tmp_path / "report").read_text()
+    page = write_report([load_evaluation(tmp_path)], tmp_path / "report").read_text()
     assert "3 of 15 planned rows are measured." in page
 
 
@@ -183,12 +186,13 @@ def test_a_method_that_cannot_do_the_model_is_a_row_with_a_reason(
     tiny_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(method_class("flat"), "unsupported", lambda *_: "a reason")
+    monkeypatch.setattr(sparse_layer, "_checked", sparse_layer._checked.__wrapped__)
     plan = prepare(request(tiny_folder, text, tasks="perplexity", top_k="1", out=tmp_path / "run"))
     done = plan.run(silent)
     lost = done.frame[done.frame["status"] == "unsupported"]
     assert list(lost["method"]) == ["flat"]
     assert lost["score"].isna().all()
-    assert "1 rows of flat: method 'flat' cannot do" in write_report(done, tmp_path / "report").read_text()
+    assert "1 rows of flat: method 'flat' cannot do" in write_report([done], tmp_path / "report").read_text()
 
 
 def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path: Path) -> None:
@@ -201,3 +205,75 @@ def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path:
         prepare(request(bare, text, out=tmp_path / "bare-out")).run(silent)
     with pytest.raises(UserError, match=r"is no evaluation: it has no manifest.json"):
         load_evaluation(tmp_path)
+
+
+def test_a_run_ends_by_the_clock_and_goes_on(tiny_folder: Path, text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    stopped = prepare(request(tiny_folder, text, tasks="perplexity", minutes=0.0, out=tmp_path)).run(said.append)
+    assert said[-1] == "5 samples are left: the time is up; the same command goes on with them"
+    assert (stopped.missing, len(stopped.frame)) == (5, 0)
+    assert "0 of 5 planned rows are measured" in write_report([stopped], tmp_path / "report").read_text()
+    done = prepare(request(tiny_folder, text, tasks="perplexity", out=tmp_path)).run(silent)
+    assert done.missing == 0
+
+
+def test_tasks_take_turns_and_attentions_share_a_round(tiny_folder: Path, text: Path) -> None:
+    plan = prepare(request(tiny_folder, text, samples=2, top_k="1", depths=1))
+    order = [(step.task.name, step.sample.index) for step in steps(plan.tasks, plan.attentions, plan.asked)]
+    assert list(dict.fromkeys(order)) == [
+        ("perplexity", 0), ("single_needle", 0), ("perplexity", 1), ("single_needle", 1),
+    ]  # fmt: skip
+    assert order[:3] == [("perplexity", 0)] * 3
+
+
+def test_a_row_says_what_ran_it_and_in_which_dtype(run: Any, tiny_folder: Path, text: Path, tmp_path: Path) -> None:
+    rows = {row["method"]: row for row in run.frame.to_dict("records")}
+    assert {row["dtype"] for row in rows.values()} == {"float32"}
+    assert rows["pyramid"]["backend"] == "reference"
+    assert rows["dense"]["backend"] == "sdpa-flash"
+    half = prepare(request(tiny_folder, text, tasks="perplexity", dtype="bfloat16", out=tmp_path)).run(silent)
+    assert set(half.frame["dtype"]) == {"bfloat16"}
+    assert half.frame["score"].iloc[0] == pytest.approx(run.frame["score"].iloc[0], rel=0.01)
+    with pytest.raises(UserError, match="holds another evaluation"):
+        prepare(request(tiny_folder, text, tasks="perplexity", out=tmp_path)).run(silent)
+
+
+def test_samples_that_are_measured_together_share_time_and_counts(
+    tiny: LanguageModel, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny, "side_by_side", 8)
+    plan = prepare(request(tmp_path, text, tasks="associative_recall", top_k="1", depths=3))
+    found = evaluate(tiny, plan.tasks, plan.attentions, plan.asked, tmp_path / "run", silent)
+    for _, rows in found.frame.groupby("method"):
+        assert len(rows) == 3
+        assert rows["seconds"].nunique() == 1
+        assert rows["expected"].nunique() == 3
+
+
+def test_one_report_of_several_evaluations(run: Any, tiny_folder: Path, text: Path, tmp_path: Path) -> None:
+    other = prepare(request(tiny_folder, text, tasks="associative_recall", top_k="1", out=tmp_path / "b")).run(silent)
+    page = write_report([run, other], tmp_path / "report").read_text()
+    assert "| perplexity |" in page
+    assert "| associative_recall |" in page
+    assert page.count("- command: ") == 2
+    other.manifest.__dict__["model"] = "another"
+    with pytest.raises(UserError, match="one report is of one model on one device; these are of another on"):
+        write_report([run, other], tmp_path / "report")
+
+
+def test_an_attention_that_fails_is_left_out_and_the_others_go_on(
+    tiny_folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    said: list[str] = []
+    plan = prepare(request(tiny_folder, text, tasks="perplexity", samples=2, top_k="1", length="512", out=tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(method_class("flat"), "select", broken)
+        with pytest.raises(UserError, match=r"flat top_k=1 failed, see '.*errors.txt'; all others are measured"):
+            plan.run(said.append)
+    assert "flat top_k=1 failed and is left out: RuntimeError: no such kernel" in said
+    assert (tmp_path / "errors.txt").read_text().count("Traceback") == 1
+    assert load_evaluation(tmp_path).missing == 2
+    assert plan.run(silent).missing == 0

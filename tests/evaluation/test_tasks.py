@@ -19,7 +19,7 @@ from pyramidbench.evaluation.haystack import Question, ask
 from pyramidbench.evaluation.language_model import LanguageModel
 from pyramidbench.evaluation.prompting import prompts
 from pyramidbench.evaluation.questions import read_questions
-from pyramidbench.evaluation.task import Asked, Outcome, Sample, Task
+from pyramidbench.evaluation.task import Asked, Outcome, Sample, Task, TaskOfMany
 from pyramidbench.model_files import SMOLLM2_MEMBER, models_folder, silent
 from pyramidbench.texts import read_passage
 
@@ -34,7 +34,7 @@ class Oracle(LanguageModel):
         self.__dict__.update(model.__dict__)
         self.answer, self.prompts = answer, list[str]()
 
-    def generate(self, ids: Any, new_tokens: int) -> list[int]:
+    def generate(self, ids: Any, new_tokens: int, stop: Any = None) -> list[int]:  # noqa: ARG002 - as the model's
         self.prompts.append(self.text(ids))
         assert len(ids) + new_tokens <= 1024
         return self.ids(self.answer)[:new_tokens]
@@ -177,12 +177,12 @@ def test_a_model_that_knows_the_answer_is_right(
 ) -> None:
     right = {question.contexts[0]: question.continuations[question.right] for question in read_questions("social_iqa")}
 
-    def judge(_prefix: Any, middle: list[int], continuation: list[int]) -> Any:
+    def judge_all(_prefix: Any, asked: list[tuple[list[int], list[int]]]) -> Any:
         from pyramidbench.evaluation.language_model import Judged
 
-        return Judged(-1.0 if tiny.text(continuation) == right[tiny.text(middle)] else -9.0, False)
+        return [Judged(-1.0 if tiny.text(end) == right[tiny.text(start)] else -9.0, False) for start, end in asked]
 
-    monkeypatch.setattr(tiny, "judge", judge, raising=False)
+    monkeypatch.setattr(tiny, "judge_all", judge_all, raising=False)
     asked = dataclasses.replace(asked, samples=4)
     task = one("social_iqa")
     outcomes: list[Outcome] = [task.measure(sample, asked, tiny) for sample in next(iter(task.rounds(asked)))]
@@ -236,3 +236,58 @@ def test_the_real_model_finds_a_needle_and_keeps_it_with_a_pyramid() -> None:
         outcome = one("single_needle").measure(sample, asked, model)
         assert outcome.answered is not None
         assert (outcome.score, outcome.answered[:7]) == (1.0, outcome.expected)
+
+
+@pytest.mark.parametrize("attention", [Attention("dense", None, "{}"), SPARSE])
+def test_side_by_side_is_one_by_one(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch, attention: Attention) -> None:
+    prefix = tiny.ids("once upon a time there was a fox, " * 12)
+    texts = [("who ran", " up"), ("who ate", " an"), ("who", " slept"), ("what", "?")]
+    asked = [(tiny.ids(middle), tiny.ids(end)) for middle, end in texts]
+    tiny.use(attention)
+    alone = tiny.judge_all(prefix, asked)
+    monkeypatch.setattr(tiny, "side_by_side", 2)
+    steps: list[int] = []
+    step = tiny._step
+    monkeypatch.setattr(tiny, "_step", lambda ids, cache: (steps.append(len(ids)), step(ids, cache))[1])
+    together = tiny.judge_all(prefix, asked)
+    assert steps == [2, 1, 1]
+    for one, other in zip(alone, together, strict=True):
+        assert other.log_prob == pytest.approx(one.log_prob, rel=1e-4)
+        assert other.greedy == one.greedy
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("name", ["social_iqa", "winogrande", "associative_recall"])
+def test_a_round_at_once_has_the_outcomes_of_its_samples(
+    tiny: LanguageModel, asked: Asked, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked, task = dataclasses.replace(asked, samples=3, shots=(400,)), one(name)
+    assert isinstance(task, TaskOfMany)
+    tiny.use(SPARSE)
+    samples = next(iter(task.rounds(asked)))
+    alone = [task.measure(sample, asked, tiny) for sample in samples]
+    monkeypatch.setattr(tiny, "side_by_side", 8)
+    assert task.measure_all(samples, asked, tiny) == alone
+
+
+def test_an_answer_ends_where_all_is_told(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    letters = iter(tiny.ids("it is 123, no, 4567 or 89"))
+    head = torch.nn.functional.one_hot
+    monkeypatch.setattr(tiny, "_head", lambda _: head(torch.tensor(next(letters)), 256).float())
+    tiny.use(Attention("dense", None, "{}"))
+    question = Question("", "", "", r"\d+", ("123", "4567"), 60)
+    outcome = ask(question, tiny.ids("well"), tiny)
+    assert (outcome.score, outcome.answered) == (1.0, "it is 123, no, 4567")
+
+
+def test_an_overflow_is_an_error_and_no_score(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny, "_head", lambda states: torch.full((*states.shape[:-1], 256), torch.inf))
+    with pytest.raises(UserError, match="tiny overflows in float32; give another --dtype"):
+        tiny.token_losses([1, 2, 3])
+
+
+def test_lengths_depths_and_shots_all_come_before_any_comes_again(asked: Asked) -> None:
+    asked = dataclasses.replace(asked, samples=2, lengths=(512, 1024))
+    for task in OWN:
+        order = [samples[0].index for samples in task().rounds(asked)]
+        assert order == sorted(order)

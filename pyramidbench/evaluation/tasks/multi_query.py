@@ -22,8 +22,8 @@ class MultiQuery:
     metric: ClassVar[str] = "exact match of all"
 
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
-        for length in asked.lengths:
-            for index in range(asked.samples):
+        for index in range(asked.samples):
+            for length in asked.lengths:
                 yield (Sample(self.name, index, asked.seed, length, text=asked.texts[0].label),)
 
     def measure(self, sample: Sample, asked: Asked, model: LanguageModel) -> Outcome:

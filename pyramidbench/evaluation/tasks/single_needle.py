@@ -22,8 +22,8 @@ class SingleNeedle:
     metric: ClassVar[str] = "exact match"
 
     def rounds(self, asked: Asked) -> Iterator[tuple[Sample, ...]]:
-        for length in asked.lengths:
-            for index in range(asked.samples):
+        for index in range(asked.samples):
+            for length in asked.lengths:
                 for depth in asked.depths:
                     yield (Sample(self.name, index, asked.seed, length, depth, text=asked.texts[0].label),)
 
