@@ -98,7 +98,8 @@ def _scan(
         # A length that an append is still to change: good enough to ask for nodes.
         expected = tl.load(lengths_ptr + kv_head, volatile=True)
         PER_LINE: tl.constexpr = 1024 // nodes_ptr.dtype.element_ty.primitive_bitwidth
-        line = tl.arange(0, (2 * BLOCK_D if HAS_BOUNDS else BLOCK_D) // PER_LINE) * PER_LINE
+        LINES: tl.constexpr = (2 * BLOCK_D if HAS_BOUNDS else BLOCK_D) // PER_LINE
+        line = tl.arange(0, LINES if LINES > 1 else 1) * PER_LINE
         held = (scanned < scan_width) & (node * node_span * BLOCK_SIZE < expected)
         row = tl.where(held, scan_base + scanned, 0)
         ask_for(head_ptr + row[:, None] * WIDTH + tl.minimum(line, WIDTH - 1)[None, :])

@@ -20,6 +20,7 @@ import torch
 from pyramidbench.axes import parse_heads
 from pyramidbench.capture_file import CaptureMetadata, InputDescription
 from pyramidbench.cell import Cell
+from pyramidbench.errors import UserError
 from pyramidbench.device import pick_device, synchronize
 from pyramidbench.problem import DTYPES
 from pyramidbench.suite import load_suite
@@ -36,9 +37,12 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     start, device = time.perf_counter(), pick_device(asked.device).type
-    groups = grouped(
-        load_suite(asked.suite).cells(lambda _: described(asked.heads, asked.head_dim), capture="any.safetensors")
-    )
+    suite = load_suite(asked.suite)
+    try:
+        cells = suite.cells()
+    except UserError:  # it asks for a capture
+        cells = suite.cells(lambda _: described(asked.heads, asked.head_dim), capture="any.safetensors")
+    groups = grouped(cells)
     with multiprocessing.get_context("spawn").Pool(asked.jobs) as pool:
         for said in pool.imap_unordered(compile_cells, [(cells, device) for cells in groups]):
             print(f"{time.perf_counter() - start:4.0f} s  {said}", flush=True)

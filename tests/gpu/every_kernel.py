@@ -225,7 +225,8 @@ def run(groups: list[str], device: str) -> set[str]:
         name = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
         def call(*arguments: Any, **constants: Any) -> Any:
-            dtype = str(arguments[0].dtype).removeprefix("torch.")
+            first = arguments[0]  # a tensor, or a descriptor of one
+            dtype = str(getattr(first, "base", first).dtype).removeprefix("torch.")
             launched.update({name} | {f"{name} {x}" for x in PATHS.get(name, ()) if constants.get(x) or x == dtype})
             return launch(kernel, grid)(*arguments, **constants)
 
