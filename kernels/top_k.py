@@ -60,13 +60,15 @@ def best(scores, allowed, count):
 def best_of_few(scores, allowed, count):
     """The same for up to FEW_SLOTS places, and any number of them allowed: each counts the places ahead of it.
 
-    n² comparisons, all at once, instead of rounds that wait for each other.
+    n² comparisons, all at once, instead of rounds that wait for each other. Each pair is compared once: the compiler may
+    compute the scores anew for the second index, with other last bits, and two places could each find the other ahead.
     """
     order = tl.where(allowed, _ordered(scores), EXCLUDED)
     place = tl.arange(0, scores.shape[0])
-    ahead = order[None, :] > order[:, None]
-    ahead = ahead | ((order[None, :] == order[:, None]) & (place[None, :] < place[:, None]))
-    return allowed & (tl.sum(ahead.to(tl.int32), 1) < count)
+    # of shape [place, later place]: the later one is ahead
+    overtakes = ((order[None, :] > order[:, None]) & (place[None, :] > place[:, None])).to(tl.int32)
+    ahead = tl.sum(overtakes, 1) + place - tl.sum(overtakes, 0)
+    return allowed & (ahead < count)
 
 
 @triton.jit

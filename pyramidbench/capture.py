@@ -13,12 +13,12 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import pyramidbench
 from pyramidbench.capture_file import DTYPE_CODES, CaptureMetadata, CaptureWriter
 from pyramidbench.device import pick_device
 from pyramidbench.errors import UserError, unknown
@@ -145,7 +145,7 @@ def token_ids(tokenizer: Any, passage: Passage, tokens: int) -> list[int]:
 def _metadata(
     origin: Origin, tokens: int, layers: tuple[int, ...], sizes: LayerSizes, rope_theta: float | None
 ) -> CaptureMetadata:
-    made_by = f"pyramidbench {version('pyramidbench')}, transformers {import_transformers().__version__}"
+    made_by = f"pyramidbench {pyramidbench.__version__}, transformers {import_transformers().__version__}"
     return CaptureMetadata(
         model=origin.source.name,
         model_sha256=origin.source.sha256,
