@@ -84,6 +84,27 @@ def test_a_call_is_launch_bound_where_the_host_takes_about_as_long(host_s: float
     assert is_launch_bound(Timing("fake", sampled([1.0] * 5), host_s)) is bound
 
 
+def test_a_call_beside_a_launch_bound_one_is_replayed_too_where_its_host_time_could_show(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a replay would be compared with a call that waits for the host."""
+    dense, own, refusing = (lambda: 0.02), (lambda: 0.004), (lambda: 0.021)
+    replayed = itertools.repeat(0.001)
+
+    def record(call: Call, device: torch.device) -> Any:  # noqa: ARG001
+        return "it waits" if call is refusing else lambda: next(replayed)
+
+    monkeypatch.setattr(timing, "record_graph", record)
+    times = {dense: 0.012, own: 0.004, refusing: 0.012}
+    monkeypatch.setattr(timing, "clock_for", lambda *_: FakeClock(times))
+    first, second, third = measure_in_turns([dense, own, refusing], CPU, "cold", 2.0)
+    assert first.graph is not None
+    assert second.graph is not None
+    assert (third.graph, third.graph_gap) == (None, None), "the device bounds it more than the host does"
+    first, third = measure_in_turns([dense, refusing], CPU, "cold", 2.0)
+    assert (first.graph, third.graph) == (None, None), "no call of this session is launch-bound"
+
+
 def test_only_launch_bound_calls_are_timed_again_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     large, small, waiting = (lambda: 0.02), (lambda: 0.004), (lambda: 0.003)
     replayed = itertools.repeat(0.001)

@@ -14,26 +14,27 @@ from typing import Any, Literal
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 from PIL import Image
 
 from pyramidbench.reporting.columns import columns_height, draw_columns
-from pyramidbench.reporting.figure import Axis, Figure
+from pyramidbench.reporting.figure import Figure
 from pyramidbench.reporting.labels import text_size
 from pyramidbench.reporting.layout import LEFT, PANEL_HEAD, WIDTH, axes_at, write
 from pyramidbench.reporting.maps import draw_maps, maps_height
-from pyramidbench.reporting.painters import paint_lines, paint_roofline, paint_tradeoff
+from pyramidbench.reporting.painters import is_crowded, paint_lines, paint_roofline, paint_tradeoff
 from pyramidbench.reporting.palette import DARK, GRID, HEAT, INK, MUTED, PAPER
-from pyramidbench.units import integer, one_line, significant, tokens
+from pyramidbench.reporting.scales import scale
+from pyramidbench.units import one_line
 
 Style = Literal["screen", "paper"]
 STYLES: tuple[Style, ...] = ("screen", "paper")
 FOOT, PANEL = 0.62, 3.0
+NAME = 13.5 / 72
+"""Inches from one name right of a panel to the next."""
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans", "font.size": 10, "text.parse_math": False, "text.color": INK, "figure.dpi": 100,
     "axes.edgecolor": MUTED, "axes.labelcolor": INK, "axes.linewidth": 0.8, "axes.axisbelow": True,
@@ -132,7 +133,13 @@ def _height(figure: Figure) -> float:
         return maps_height(figure)
     if figure.kind in ("dots", "bars"):
         return columns_height(figure)
-    return (PANEL + PANEL_HEAD) * len(figure.panels)
+    return sum(_panel_height(figure, panel.name) + PANEL_HEAD for panel in figure.panels)
+
+
+def _panel_height(figure: Figure, name: str) -> float:
+    """Inches of a stacked panel: where names stand right of it, all of them have room."""
+    names = figure.data.loc[figure.data["panel"] == name, "shown"].nunique() if _names_right(figure) else 0
+    return max(PANEL, NAME * names + 0.2)
 
 
 def _stacked(canvas: Canvas, figure: Figure, top: float) -> None:
@@ -140,14 +147,16 @@ def _stacked(canvas: Canvas, figure: Figure, top: float) -> None:
     assert figure.x is not None
     right = _right_margin(canvas, figure)
     shared = len({panel.axis for panel in figure.panels}) == 1
+    start = top
     for index, panel in enumerate(figure.panels):
         data = figure.data[figure.data["panel"] == panel.name]
-        start = top + index * (PANEL + PANEL_HEAD) + PANEL_HEAD
-        axes = axes_at(canvas, LEFT, start, WIDTH - LEFT - right, PANEL)
+        height = _panel_height(figure, panel.name)
+        axes = axes_at(canvas, LEFT, start + PANEL_HEAD, WIDTH - LEFT - right, height)
+        start += PANEL_HEAD + height
         guides = [guide for guide in figure.guides if guide.panel == panel.name]
         corners = pd.DataFrame([corner for guide in guides for corner in guide.corners], columns=["x", "y"])
-        _scale(axes, "y", panel.axis, pd.concat([figure.data if shared else data, corners]))
-        _scale(axes, "x", figure.x, pd.concat([figure.data, corners]))
+        scale(axes, "y", panel.axis, pd.concat([figure.data if shared else data, corners]))
+        scale(axes, "x", figure.x, pd.concat([figure.data, corners]))
         title = panel.name if figure.kind != "roofline" else ""
         axes.set_title(title[:1].upper() + title[1:], loc="left", fontsize=10, fontweight="bold", pad=7)
         if shared:
@@ -160,49 +169,17 @@ def _stacked(canvas: Canvas, figure: Figure, top: float) -> None:
         paint(axes, data, figure.series, guides)
 
 
+def _names_right(figure: Figure) -> bool:
+    """Whether names stand right of the axes: those of lines, and of points where there are many."""
+    panels = [data for _, data in figure.data.groupby("panel")]
+    return figure.kind == "lines" or (figure.kind == "tradeoff" and any(map(is_crowded, panels)))
+
+
 def _right_margin(canvas: Canvas, figure: Figure) -> float:
     """Inches right of the axes: the names of lines stand there."""
-    if figure.kind != "lines":
+    if not _names_right(figure):
         return 0.2
     probe = axes_at(canvas, 0, 0, 1, 1)
     widest = max(text_size(probe, one_line(name), 9.5)[0] for name in figure.data["shown"].unique())
     probe.remove()
     return 0.45 + widest / 72
-
-
-def _scale(axes: Axes, which: str, axis: Axis, data: pd.DataFrame) -> None:
-    """Limits with room at the ends, ticks at round places (lengths and counts: where there is data), plain numbers."""
-    columns = ["y", "low", "high"] if which == "y" else ["x"]
-    values = data[columns].to_numpy(dtype=float)
-    values = values[np.isfinite(values)]
-    low, high = float(values.min()), float(values.max())
-    if axis.ticks == "ratio":
-        low, high = min(low, 0.8), max(high, 1.25)
-    setting, spine = (axes.set_xlim, axes.xaxis) if which == "x" else (axes.set_ylim, axes.yaxis)
-    if axis.log:
-        (axes.set_xscale if which == "x" else axes.set_yscale)(
-            "log", base=2 if axis.ticks not in ("ms", "plain") else 10
-        )
-        room = (high / low) ** 0.09 if high > low else 1.4
-        setting(low / room, high * room)
-    else:
-        room = 0.09 * (high - low) or 0.05
-        setting(low - room, high + room)
-    if axis.ticks in ("tokens", "count"):
-        spine.set_major_locator(FixedLocator(sorted(set(data["x"].dropna()))))
-    elif axis.log:
-        wide = np.log10(high / low) > 1.3
-        decimal = axis.ticks in ("ms", "plain")
-        spine.set_major_locator(LogLocator(10, subs=(1, 3) if wide else (1, 2, 5)) if decimal else LogLocator(2))
-    spine.set_minor_locator(NullLocator())
-    if axis.ticks != "share":
-        spine.set_major_formatter(FuncFormatter(lambda value, _: WRITERS[axis.ticks](value)))
-
-
-WRITERS: dict[str, Callable[[float], str]] = {
-    "tokens": tokens,
-    "count": integer,
-    "ms": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
-    "plain": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
-    "ratio": lambda value: f"{value:.3g}×",
-}

@@ -14,7 +14,7 @@ from pyramidbench.units import integer, is_missing, one_line, ratio, share, sign
 
 Kind = Literal["lines", "tradeoff", "dots", "bars", "heat", "roofline"]
 Topic = Literal["tradeoff", "time", "stages", "memory", "recall", "roofline"]
-Ticks = Literal["tokens", "ms", "ratio", "share", "count", "plain", "rate"]
+Ticks = Literal["tokens", "ms", "ratio", "share", "kept", "count", "plain", "rate"]
 COLUMNS = [
     "row", "panel", "series", "shown", "part", "x", "y", "low", "high", "value", "status", "reason", "frontier", "note",
     "cell",

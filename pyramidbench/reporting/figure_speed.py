@@ -26,7 +26,7 @@ from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
 from pyramidbench.units import MISSING, integer, is_missing, one_line, tokens
 
-MASS = Axis("attention mass kept (share)", "share")
+MASS = Axis("attention mass kept (share)", "kept")
 LENGTH = Axis("sequence length (tokens)", "tokens", log=True)
 TIME = Axis("time of a call (ms)", "ms", log=True)
 STAGE_TIME = Axis("time (ms)", "plain")

@@ -17,6 +17,8 @@ from pyramidbench.units import one_line, significant
 
 Guides = Sequence[Guide]
 Looks = dict[str, Series]
+CROWD = 9
+"""Up to so many methods have their names beside their points; more have them right of the axes, and no word at a point."""
 
 
 def paint_lines(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides) -> None:  # noqa: ARG001 - painters agree
@@ -60,15 +62,15 @@ def _marker(look: Series) -> dict[str, Any]:
     return {"marker": look.marker, "mec": look.colour if stroked else PAPER, "mew": 1.4 if stroked else 0.4}
 
 
-def _names_at_right(axes: Axes, ends: list[tuple[Point, Series, str]]) -> None:
-    """A marker and a name for each line end, right of the axes, with a thin line to the end."""
+def _names_at_right(axes: Axes, ends: list[tuple[Point, Series, str]], opacity: float = 1.0) -> None:
+    """A marker and a name for each line end, right of the axes, with a thin line of that opacity to the end."""
     frame = axes.get_window_extent().get_points() * 0.72
     low, high, left = frame[0, 1], frame[1, 1], frame[1, 0] + 14
     heights = spread([to_points(axes, end)[1] for end, _, _ in ends], 13.5, low, high)
     for (end, look, shown), height in zip(ends, heights):
         axes.annotate(
             "", end, xytext=(left, height), textcoords="figure points", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3},
+            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.7, "alpha": opacity, "shrinkA": 0, "shrinkB": 3},
         )  # fmt: skip
         canvas = axes.get_figure(root=True)
         assert canvas is not None
@@ -89,11 +91,22 @@ def paint_tradeoff(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides
     """Points to the upper right are better; the frontier as a step line; the losing region shaded."""
     axes.axhspan(axes.get_ylim()[0], 1, color=SHADE, zorder=0, lw=0)
     axes.axhline(1, color=MUTED, lw=1, zorder=1)
-    axes.text(
-        0.992, 0.02, "slower than dense", transform=axes.transAxes, color=MUTED, fontsize=9.5, ha="right", va="bottom"
-    )
+    axes.text(0.008, 0.02, "slower than dense", transform=axes.transAxes, color=MUTED, fontsize=9.5, va="bottom")
     obstacles = [*_guides(axes, guides), *along(axes, axes.get_xlim(), (1, 1))]
-    _named_points(axes, data, series, obstacles)
+    if not is_crowded(data):
+        _named_points(axes, data, series, obstacles)
+        return
+    ends = []
+    for shown, line in _by_name(data):
+        look = series[line["series"].iloc[0]]
+        _line(axes, line, look)
+        ends.append(((line["x"].iloc[-1], line["y"].iloc[-1]), look, shown))
+    _names_at_right(axes, ends, opacity=0.45)
+
+
+def is_crowded(data: pd.DataFrame) -> bool:
+    """Whether a panel's points are of too many methods for names beside them."""
+    return bool(data["shown"].nunique() > CROWD)
 
 
 def paint_roofline(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides) -> None:

@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "results" / "reference").glob("*/manifest.json"))
 RUNS = [path.parent for path in MANIFESTS if "kind" not in json.loads(path.read_text())]
 """Sweeps; the manifest of an evaluation says that it is one."""
-UNFINISHED = {"training-h200": "the device's time was over behind 64k tokens; the same command would go on from there"}
+UNFINISHED = {
+    "training-h200": "the device's time was over: backward at 256k and token level; the same command would go on",
+    "methods-h200": "the device's time was over behind 16k tokens",
+    "methods-256k-h200": "the device's time was over behind the first half of the methods",
+}
 
 
 def test_there_are_reference_runs() -> None:
@@ -60,7 +64,7 @@ def test_reference_reports_stay_small() -> None:
     files = [path for path in (ROOT / "reports" / "reference").rglob("*") if path.is_file() and path.suffix != ".svg"]
     sizes = {path: path.stat().st_size for path in files}
     assert max(sizes.values()) < 1_000_000
-    assert sum(sizes.values()) < 5_000_000
+    assert sum(sizes.values()) < 9_000_000
 
 
 def test_the_demo_reproduces_the_order_of_the_selections() -> None:
