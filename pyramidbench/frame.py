@@ -27,15 +27,26 @@ KEYS = ["method", "kind", "backend", *PROBLEM, *BUDGET, "parameters"]
 """Columns that two cells must share before they may be averaged: all but layer and seed."""
 SETTING = [*(column for column in PROBLEM if column not in ("seq_len", "seq_len_kv")), "layers"]
 MEANS = [
-    "latency_s", "latency_low_s", "latency_high_s", "build_s", "route_s", "index_s", "append_s", "attend_s", "backward_s",
-    "tokens_per_s", "bytes_per_token", "density", "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept",
-    "mass_kept_p5", "mass_ratio", "mass_ratio_p5", "mass_outside_forced", "output_error", "output_error_p95", "trivial_share",
-    "useful_flops_per_s",
+    "latency_s", "latency_low_s", "latency_high_s", "graph_latency_s", "graph_latency_low_s", "graph_latency_high_s",
+    "build_s", "route_s", "index_s", "append_s", "attend_s", "backward_s", "tokens_per_s", "bytes_per_token", "density",
+    "selected_blocks", "recall", "recall_p5", "recall_with_forced", "mass_kept", "mass_kept_p5", "mass_ratio", "mass_ratio_p5",
+    "mass_outside_forced", "output_error", "output_error_p95", "trivial_share", "useful_flops_per_s",
 ]  # fmt: skip
 WEAKEST = ["recall_worst_head", "mass_kept_worst_head", "samples", "sampled_tiles"]
 LARGEST = ["output_error_worst_head", "peak_memory_bytes", "expected_memory_bytes", "memory_flagged"]
 SPEEDUP = ["speedup", "speedup_low", "speedup_high"]
-TEXTS = ["cell", "seed", "reason", "budget", "dense_method", "quality_source", "clock", "speedup_reason"]
+REPLAY_SPEEDUP = [f"graph_{name}" for name in SPEEDUP]
+TEXTS = [
+    "cell",
+    "seed",
+    "reason",
+    "budget",
+    "dense_method",
+    "graph_dense_method",
+    "quality_source",
+    "clock",
+    "speedup_reason",
+]
 Row = dict[Any, Any]
 
 
@@ -132,7 +143,7 @@ def summarise(frame: pd.DataFrame) -> pd.DataFrame:
         measured_how = ("measured", is_missing(row["latency_s"]))
         outcome = measured_how if row["status"] in MEASURED else (row["status"], str(row["reason"]))
         groups.setdefault((*_key(row, KEYS), *outcome), []).append(row)
-    numbers = [*MEANS, *WEAKEST, *LARGEST, *SPEEDUP]
+    numbers = [*MEANS, *WEAKEST, *LARGEST, *SPEEDUP, *REPLAY_SPEEDUP]
     summary = pd.DataFrame(
         map(_joined, groups.values()), columns=["status", "cells", "layers", *KEYS, *numbers, *TEXTS]
     )
@@ -165,7 +176,13 @@ def _joined(rows: list[Row]) -> Row:
     named = ", ".join(str(layer) for layer in layers) or None
     joined: Row = {"status": _weakest_status(rows), "cells": len(rows), "layers": named}
     joined |= {key: None if is_missing(rows[0][key]) else rows[0][key] for key in KEYS}
-    for names, join in ((MEANS, fmean), (WEAKEST, min), (LARGEST, max), (SPEEDUP, geometric_mean), (TEXTS, _first)):
+    for names, join in (
+        (MEANS, fmean),
+        (WEAKEST, min),
+        (LARGEST, max),
+        ([*SPEEDUP, *REPLAY_SPEEDUP], geometric_mean),
+        (TEXTS, _first),
+    ):
         for name in names:
             known = [row[name] for row in rows if not is_missing(row[name])]
             joined[name] = join(known) if known else None

@@ -17,7 +17,7 @@ from pyramidbench.frame import Row, Setting, measured, settings, summarise
 from pyramidbench.recall_table import recall_tables
 from pyramidbench.scaling import scalings
 from pyramidbench.scaling_table import HEADERS, MEANING, scaling_rows
-from pyramidbench.tables import METHODS, RESULTS, Column, failure_columns, failures, groups
+from pyramidbench.tables import METHODS, Column, failure_columns, failures, groups, result_columns
 from pyramidbench.units import MISSING, duration, mebibytes, one_line, tokens
 from pyramidbench.verdict import caveats
 
@@ -43,10 +43,11 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
     """Print a run's rows (columns of `record.columns()`), averaged over layers and seeds: a table for each setting,
     then what failed, and what the columns mean."""
     summary = summarise(frame)
+    columns = result_columns(summary)
     for setting in settings(summary):
         blocks = [group.rows for group in groups(setting)]
         if blocks:
-            show_columns(console, setting.text, RESULTS, blocks)
+            show_columns(console, setting.text, columns, blocks)
             print_line(console, _reference(setting))
             cells = int(measured(setting.rows)["cells"].max())
             if cells > 1:
@@ -57,7 +58,7 @@ def show_results(console: Console, frame: pd.DataFrame) -> None:
     elif measured(summary).empty:
         print_line(console, "No cell gave a number.")
     else:
-        explain(console, RESULTS)
+        explain(console, columns)
     for note in caveats(summary):
         print_line(console, f"! {note}", "yellow")
     if lost := failures(summary):

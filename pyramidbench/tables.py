@@ -59,6 +59,14 @@ def _speedup(row: Row) -> str:
     return _weak(row) + ratio_interval(row["speedup"], row["speedup_low"], row["speedup_high"])
 
 
+def _replay(row: Row) -> str:
+    return interval(row["graph_latency_s"], row["graph_latency_low_s"], row["graph_latency_high_s"])
+
+
+def _replay_speedup(row: Row) -> str:
+    return ratio_interval(row["graph_speedup"], row["graph_speedup_low"], row["graph_speedup_high"])
+
+
 def _memory(row: Row) -> str:
     over = "!" if not is_missing(row["memory_flagged"]) and row["memory_flagged"] else ""
     return over + mebibytes(row["peak_memory_bytes"])
@@ -96,6 +104,13 @@ RESULTS = (
         _speedup,
     ),
     Column(
+        "graph_latency_s", "replay, ms",
+        "the same call replayed as a CUDA graph, without the host's time; of calls that the host bounds", _replay, 2,
+    ),
+    Column(
+        "graph_speedup", "replay speed-up", "replay of the fastest dense method ÷ this replay, pair by pair", _replay_speedup, 2
+    ),
+    Column(
         "peak_memory_bytes", "MiB", "peak memory of a call above its inputs; ! over 1.5 times the formula", _memory, 3
     ),
     RECALL, MASS, OUTSIDE, ERROR,
@@ -122,6 +137,12 @@ METHODS = (
     TextColumn("text", "what it is", "the first line of its description", _text("text"), 4),
 )  # fmt: skip
 PASS = Column("pass", "pass", "forward, backward (the gradients alone), or train (both)", lambda row: str(row["pass"]))
+
+
+def result_columns(summary: pd.DataFrame) -> tuple[Column, ...]:
+    """RESULTS, those of replays only where a row has one."""
+    replayed = bool(summary["graph_latency_s"].notna().any())
+    return tuple(column for column in RESULTS if replayed or not column.key.startswith("graph_"))
 
 
 def failure_columns(summary: pd.DataFrame) -> tuple[Column, ...]:

@@ -36,7 +36,7 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     if rivals.empty:
         return Verdict((_nothing(summary),), caveats(summary))
     setting = next(part for part in settings(summary) if part.rows.index.isin(rivals.index).any())
-    rows = setting.rows.loc[setting.rows.index.isin(rivals.index)]
+    rows = _as_replayed(setting.rows.loc[setting.rows.index.isin(rivals.index)])
     timed = rows.dropna(subset=["speedup", "mass_ratio"])
     others = len(settings(summary)) - 1
     scope = (
@@ -49,6 +49,13 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     else:
         sentences = _by_quality(rows, summary)
     return Verdict(sentences, (*caveats(summary), *scope))
+
+
+def _as_replayed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Steps of decoding by the speed of their replays, as engines run them, where they have one."""
+    replayed = (rows["pass"] == "decode") & rows["graph_speedup"].notna()
+    own = {name: rows[name].where(~replayed, rows[f"graph_{name}"]) for name in ("speedup", "dense_method")}
+    return rows.assign(**own)
 
 
 def _nothing(summary: pd.DataFrame) -> str:
@@ -108,7 +115,9 @@ def _by_speed_alone(rows: pd.DataFrame) -> tuple[str, str]:
 
 def _where(row: pd.Series) -> str:
     """Length and device, and the pass where it is not the forward."""
-    kind = {"backward": ", gradients alone", "train": ", forward and backward"}.get(row["pass"], "")
+    kind = {"backward": ", gradients alone", "train": ", forward and backward", "decode": ", a step of decoding"}.get(
+        row["pass"], ""
+    )
     return f"At {tokens(row['seq_len_kv'])} tokens on {row['device']}{kind}"
 
 

@@ -34,6 +34,9 @@ TRADEOFF = Heading("tradeoff", "tradeoff", "Speed-up against attention mass kept
 SCALING = Heading("scaling", "time", "Time of one attention call by length")
 STAGES_BY_LENGTH = Heading("stages", "stages", "Where the time goes, by length")
 STAGES_BY_LEVELS = Heading("stages-levels", "stages", "Where the time goes, by level count")
+REPLAYED = (
+    "Steps whose launches take the host about as long as the step, and those beside them, are replayed as a CUDA graph."
+)
 APART = (
     "A tick: the whole call. Stages are timed apart, each waited for, so that they can add up to more than the call."
 )
@@ -96,17 +99,28 @@ def scaling(subject: Subject) -> Figure | NoFigure:
         timed = part["label"].isin(part.loc[part["latency_s"].notna(), "label"])
         silent |= {_stopped(row) for _, row in part[~timed].iterrows()}
         part = part[timed]
-        points = tidy(part, panel=level, x=part["seq_len_kv"], y=1e3 * part["latency_s"])
-        points = points.assign(low=1e3 * part["latency_low_s"], high=1e3 * part["latency_high_s"])
-        parts.append(with_ends(points))
+        median, low, high = (1e3 * _seconds(part, name) for name in ("latency_s", "latency_low_s", "latency_high_s"))
+        points = tidy(part, panel=level, x=part["seq_len_kv"], y=median)
+        parts.append(with_ends(points.assign(low=low, high=high)))
     notes: tuple[str, ...] = (
         "Bars: 95 % interval of the median. A cross: the last number before a length that gave none.",
     )
     notes += (f"No number at any length: {'; '.join(sorted(silent))}.",) if silent else ()
+    notes += (REPLAYED,) if _is_replayed(rows).any() else ()
     return SCALING.figure(
         subject, "lines", budgets(rows), LENGTH, dict.fromkeys(names(parts), TIME), parts, notes=notes,
         table=_growth(subject),
     )  # fmt: skip
+
+
+def _is_replayed(rows: pd.DataFrame) -> pd.Series[bool]:
+    """Steps of decoding that were replayed as a CUDA graph, as engines that generate run them."""
+    return (rows["pass"] == "decode") & rows["graph_latency_s"].notna()
+
+
+def _seconds(rows: pd.DataFrame, name: str) -> pd.Series[float]:
+    """A column of times, of the replay where that is what counts."""
+    return rows[name].where(~_is_replayed(rows), rows[f"graph_{name}"])
 
 
 def _growth(subject: Subject) -> Table | None:

@@ -20,8 +20,8 @@ import torch
 from pyramidbench.axes import parse_heads
 from pyramidbench.capture_file import CaptureMetadata, InputDescription
 from pyramidbench.cell import Cell
-from pyramidbench.errors import UserError
 from pyramidbench.device import pick_device, synchronize
+from pyramidbench.errors import UserError
 from pyramidbench.problem import DTYPES
 from pyramidbench.suite import load_suite
 
