@@ -12,7 +12,8 @@ from pyramidbench.capture_file import InputDescription, describe_capture, read_l
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.problem import DTYPES
-from pyramidbench.synthetic import MODELS, Sizes, synthetic_tensors
+from pyramidbench.streams import Sizes
+from pyramidbench.synthetic import MODELS, synthetic_tensors
 
 __all__ = [
     "InputDescription",

@@ -1,9 +1,9 @@
 """Synthetic inputs: seeded generative models of q, k and v, one dataclass each, whose docstring says what it models.
 
-Every model fills one (sequence, key/value head) at a time and draws its numbers on the CPU from streams named by
-(input, seed, sequence, head, role), token after token. So every device gets the same numbers, and the first n tokens
-of a longer sequence are the sequence of length n (for `topics` up to the rounding of one matrix product). Query i of M
-is the token at position i + N - M of N.
+Every model fills one (sequence, key/value head) by itself and draws its numbers on the CPU from streams named by
+(input, seed, sequence, head, role), token after token. So every device gets the same numbers, however many threads fill
+heads, and the first n tokens of a longer sequence are the sequence of length n (for `topics` up to the rounding of one
+matrix product). Query i of M is the token at position i + N - M of N.
 
 The models think in logits: q and k are made so that q·k is the logit, then each is multiplied by D^¼, which the
 softmax scale 1/√D takes out again.
@@ -11,8 +11,9 @@ softmax scale 1/√D takes out again.
 
 from __future__ import annotations
 
-import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import numpy as np
@@ -21,60 +22,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyramidbench.errors import UserError, unknown
+from pyramidbench.streams import PIECE, Array, Sizes, Streams, last_normal, normal
 
-Array = NDArray[np.float32]
 Integers = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the tensors to make: q [batch, heads, queries, head_dim], k and v [batch, kv_heads, keys, …]."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    queries: int
-    keys: int
-    head_dim: int
-    head_dim_v: int
-
-    @property
-    def length(self) -> int:
-        """Tokens to make: queries are the last ones, keys too."""
-        return max(self.queries, self.keys)
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The random streams of one input, seed, sequence and key/value head: a role names each."""
-
-    name: str
-    seed: int
-    sequence: int
-    kv_head: int
-
-    def of(self, role: str, *index: int) -> np.random.Generator:
-        """A stream of this head's own."""
-        return self._stream(role, self.kv_head + 1, *index)
-
-    def shared(self, role: str) -> np.random.Generator:
-        """A stream that all heads of a sequence see alike, such as where its topics change."""
-        return self._stream(role, 0)
-
-    def _stream(self, role: str, *index: int) -> np.random.Generator:
-        names = [zlib.crc32(self.name.encode()), zlib.crc32(role.encode())]
-        return np.random.default_rng([*names, self.seed % 2**63, self.sequence, *index])
+ARRAY_BYTES = 8 << 30
+"""Of arrays that are held at a time, where several heads are filled at once."""
 
 
 class Model(Protocol):
     """A generative model of one key/value head with its group of query heads."""
 
     def head(self, sizes: Sizes, streams: Streams) -> tuple[Array, Array, Array]:
-        """Returns q [group, length, D], k [length, D], v [length, Dv]."""
+        """Returns q [group, length, D], of which the last `queries` rows are enough, k [length, D], v [length, Dv]."""
+
+    def floats(self, sizes: Sizes) -> int:
+        """About how many numbers `head` holds at a time."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +49,14 @@ class Normal:
 
     def head(self, sizes: Sizes, streams: Streams) -> tuple[Array, Array, Array]:
         """Standard normal arrays; the logits q·k/√D have variance 1."""
-        q = np.stack([_normal(streams.of("q", h), sizes.length, sizes.head_dim) for h in range(sizes.group)])
-        k = _normal(streams.of("k"), sizes.length, sizes.head_dim)
-        return q, k, _normal(streams.of("v"), sizes.length, sizes.head_dim_v)
+        q = np.stack([last_normal(streams.of("q", h), sizes) for h in range(sizes.group)])
+        k = normal(streams.of("k"), sizes.length, sizes.head_dim)
+        return q, k, normal(streams.of("v"), sizes.length, sizes.head_dim_v)
+
+    def floats(self, sizes: Sizes) -> int:
+        """Of its arrays, and of one query head more while they are put together."""
+        queries = (2 * sizes.group * sizes.queries + PIECE) * sizes.head_dim
+        return queries + sizes.length * (sizes.head_dim + sizes.head_dim_v)
 
 
 @dataclass(frozen=True)
@@ -123,14 +90,14 @@ class Topics:
         length, pairs = sizes.length, min(8, sizes.head_dim // 8)
         content = sizes.head_dim - 1 - 2 * pairs
         topic, asked = self._runs(length, streams)
-        directions = _unit(_normal(streams.of("directions"), self.topics, content))
+        directions = _unit(normal(streams.of("directions"), self.topics, content))
         noise = (0.7 / content) ** 0.25
         gain = np.float32(self.match**0.5)
         position = np.arange(length, dtype=np.float32)
         rotating = _rotating_pairs(position, pairs)
 
         salience = streams.of("salience").uniform(0.6, 1.4, (length, 1)).astype(np.float32)
-        k_content = gain * salience * directions[topic] + noise * _normal(streams.of("k"), length, content)
+        k_content = gain * salience * directions[topic] + noise * normal(streams.of("k"), length, content)
         is_sink = (position == 0)[:, None].astype(np.float32) * gain
         k = _join(k_content, is_sink, rotating)
 
@@ -141,15 +108,19 @@ class Topics:
         wanted = gain * (directions[topic] + directions[asked])
         q = np.stack(
             [
-                _join(sharp * wanted + noise * _normal(streams.of("q", h), length, content), q_sink, q_near)
+                _join(sharp * wanted + noise * normal(streams.of("q", h), length, content), q_sink, q_near)
                 for h, sharp in enumerate(sharpness)
             ]
         )
         turn = _rotation(streams.of("rotation"), sizes.head_dim) * np.float32(sizes.head_dim**0.25)
-        values = _normal(streams.of("values"), self.topics, sizes.head_dim_v)
-        v = 0.5 * values[topic] + _normal(streams.of("v"), length, sizes.head_dim_v)
+        values = normal(streams.of("values"), self.topics, sizes.head_dim_v)
+        v = 0.5 * values[topic] + normal(streams.of("v"), length, sizes.head_dim_v)
         v[0] *= 0.05
         return q @ turn, k @ turn, v
+
+    def floats(self, sizes: Sizes) -> int:
+        """Of its arrays and what they are put together from."""
+        return 3 * sizes.length * ((sizes.group + 1) * sizes.head_dim + sizes.head_dim_v)
 
     def _runs(self, length: int, streams: Streams) -> tuple[Integers, Integers]:
         """Topic of each token, and the topic that it asks about, one of an earlier run: int64 [length] each."""
@@ -181,13 +152,13 @@ class Needles:
         """Arrays for one head; until the first needle has passed, queries are noise."""
         length, dim = sizes.length, sizes.head_dim
         count = length // self.spacing + 1
-        directions = _unit(_normal(streams.of("directions"), count, dim))
+        directions = _unit(normal(streams.of("directions"), count, dim))
         place = np.arange(count) * self.spacing + streams.of("place").integers(0, self.spacing, count)
         present = place < length
         needle_gain = np.float32(np.log(4096.0) ** 0.5)
         noise = np.float32(dim**-0.25)
 
-        k = noise * _normal(streams.of("k"), length, dim)
+        k = noise * normal(streams.of("k"), length, dim)
         k[place[present]] += needle_gain * directions[present]
 
         position = np.arange(length)
@@ -197,9 +168,13 @@ class Needles:
         wanted = (draw * passed).astype(np.int64)
         logit = (np.log1p(position) + self.strength).astype(np.float32) / needle_gain
         search = np.where(passed > 0, logit, 0)[:, None].astype(np.float32) * directions[wanted]
-        q = np.stack([search + noise * _normal(streams.of("q", h), length, dim) for h in range(sizes.group)])
+        q = np.stack([search + noise * normal(streams.of("q", h), length, dim) for h in range(sizes.group)])
         scale = np.float32(dim**0.25)
-        return q * scale, k * scale, _normal(streams.of("v"), length, sizes.head_dim_v)
+        return q * scale, k * scale, normal(streams.of("v"), length, sizes.head_dim_v)
+
+    def floats(self, sizes: Sizes) -> int:
+        """Of its arrays and what they are put together from."""
+        return 3 * sizes.length * ((sizes.group + 1) * sizes.head_dim + sizes.head_dim_v)
 
 
 MODELS: dict[str, Model] = {"normal": Normal(), "topics": Topics(), "needles": Needles()}
@@ -213,20 +188,24 @@ def synthetic_tensors(name: str, sizes: Sizes, seed: int, dtype: torch.dtype) ->
     """
     if name not in MODELS:
         raise unknown("input", name, [*MODELS, "FILE.safetensors"])
+    model = MODELS[name]
     q = torch.empty((sizes.batch, sizes.heads, sizes.queries, sizes.head_dim), dtype=dtype)
     k = torch.empty((sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_dim), dtype=dtype)
     v = torch.empty((sizes.batch, sizes.kv_heads, sizes.keys, sizes.head_dim_v), dtype=dtype)
-    for b in range(sizes.batch):
-        for g in range(sizes.kv_heads):
-            queries, keys, values = MODELS[name].head(sizes, Streams(name, seed, b, g))
-            q[b, g * sizes.group : (g + 1) * sizes.group] = torch.from_numpy(queries[:, -sizes.queries :])
-            k[b, g] = torch.from_numpy(keys[-sizes.keys :])
-            v[b, g] = torch.from_numpy(values[-sizes.keys :])
+
+    def fill(b: int, g: int) -> None:
+        queries, keys, values = model.head(sizes, Streams(name, seed, b, g))
+        q[b, g * sizes.group : (g + 1) * sizes.group] = torch.from_numpy(queries[:, -sizes.queries :])
+        k[b, g] = torch.from_numpy(keys[-sizes.keys :])
+        v[b, g] = torch.from_numpy(values[-sizes.keys :])
+
+    # numpy draws without the interpreter's lock: one thread took 14 s for a decoding step on 128k tokens of 32 heads.
+    at_once = min(torch.get_num_threads(), ARRAY_BYTES // (4 * model.floats(sizes)))
+    with ThreadPoolExecutor(max(1, at_once)) as threads:
+        filled = [threads.submit(fill, b, g) for b, g in product(range(sizes.batch), range(sizes.kv_heads))]
+        for head in filled:
+            head.result()
     return q, k, v
-
-
-def _normal(stream: np.random.Generator, rows: int, columns: int) -> Array:
-    return stream.standard_normal((rows, columns), dtype=np.float32)
 
 
 def _unit(vectors: Array) -> Array:

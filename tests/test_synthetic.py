@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
+from pyramidbench import streams, synthetic
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
 from pyramidbench.inputs import describe_input, input_label, load_inputs, synthetic_names, synthetic_summary
@@ -13,7 +18,7 @@ from pyramidbench.oracle import block_mass
 CPU = torch.device("cpu")
 
 
-def synthetic(name: str, length: int, *, queries: int | None = None, seed: int = 0, head_dim: int = 64) -> Cell:
+def cell_of(name: str, length: int, *, queries: int | None = None, seed: int = 0, head_dim: int = 64) -> Cell:
     return Cell(
         method="dense",
         input=name,
@@ -28,8 +33,8 @@ def synthetic(name: str, length: int, *, queries: int | None = None, seed: int =
 
 @pytest.mark.parametrize("name", synthetic_names())
 def test_a_synthetic_input_is_a_function_of_name_sizes_and_seed(name: str) -> None:
-    first, again = (load_inputs(synthetic(name, 200), CPU) for _ in range(2))
-    other = load_inputs(synthetic(name, 200, seed=1), CPU)
+    first, again = (load_inputs(cell_of(name, 200), CPU) for _ in range(2))
+    other = load_inputs(cell_of(name, 200, seed=1), CPU)
     for a, b, c in zip(first, again, other):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
@@ -39,16 +44,52 @@ def test_a_synthetic_input_is_a_function_of_name_sizes_and_seed(name: str) -> No
 @pytest.mark.parametrize("name", synthetic_names())
 def test_the_first_tokens_do_not_depend_on_the_length(name: str) -> None:
     # The rotation at the end of `topics` is a matrix product, whose rounding may depend on its shape.
-    for short, long in zip(load_inputs(synthetic(name, 700), CPU), load_inputs(synthetic(name, 1500), CPU)):
+    for short, long in zip(load_inputs(cell_of(name, 700), CPU), load_inputs(cell_of(name, 1500), CPU)):
         torch.testing.assert_close(short, long[:, :, :700], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", synthetic_names())
 def test_queries_are_the_last_positions(name: str) -> None:
-    q, k, _ = load_inputs(synthetic(name, 300), CPU)
-    q_last, k_last, _ = load_inputs(synthetic(name, 300, queries=7), CPU)
+    q, k, _ = load_inputs(cell_of(name, 300), CPU)
+    q_last, k_last, _ = load_inputs(cell_of(name, 300, queries=7), CPU)
     assert torch.equal(q_last, q[:, :, -7:])
     assert torch.equal(k_last, k)
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize("name", synthetic_names())
+def test_threads_and_pieces_change_no_number(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = streams.Sizes(batch=2, heads=4, kv_heads=2, queries=3, keys=50, head_dim=24, head_dim_v=10)
+    heads = [
+        synthetic.MODELS[name].head(replace(sizes, queries=50), streams.Streams(name, 7, b, g))
+        for b in range(2)
+        for g in range(2)
+    ]
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads)
+    monkeypatch.setattr(streams, "PIECE", 11)
+    q, k, v = synthetic.synthetic_tensors(name, sizes, 7, torch.float32)
+    for at, (queries, keys, values) in enumerate(heads):
+        b, g = divmod(at, 2)
+        assert np.array_equal(q[b, 2 * g : 2 * g + 2], queries[:, -3:])
+        assert np.array_equal(k[b, g], keys)
+        assert np.array_equal(v[b, g], values)
+
+
+def test_no_more_heads_are_filled_at_once_than_memory_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = streams.Sizes(batch=1, heads=6, kv_heads=6, queries=8, keys=8, head_dim=16, head_dim_v=16)
+    pools: list[int] = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, workers: int) -> None:
+            pools.append(workers)
+            super().__init__(workers)
+
+    monkeypatch.setattr("torch.get_num_threads", lambda: 4)
+    monkeypatch.setattr(synthetic, "ThreadPoolExecutor", Pool)
+    for room in (1, 3, 99):
+        monkeypatch.setattr(synthetic, "ARRAY_BYTES", room * 4 * synthetic.MODELS["needles"].floats(sizes))
+        synthetic.synthetic_tensors("needles", sizes, 0, torch.float32)
+    assert pools == [1, 3, 4]
 
 
 @pytest.mark.parametrize("name", synthetic_names())
@@ -66,13 +107,13 @@ def test_sizes_dtype_sequences_and_heads(name: str) -> None:
 
 
 def test_the_numbers_stay_the_same_between_versions() -> None:
-    _, k, _ = load_inputs(synthetic("normal", 64), CPU)
+    _, k, _ = load_inputs(cell_of("normal", 64), CPU)
     assert k[0, 0, 0, :2].tolist() == pytest.approx([-1.3330938, 0.60586292], rel=1e-6)
 
 
 def best_tenth(name: str, length: int = 4096) -> float:
     """Mean mass in the best 10 % of the visible blocks of 64, over the tiles of the later half."""
-    q, k, _ = load_inputs(synthetic(name, length), CPU)
+    q, k, _ = load_inputs(cell_of(name, length), CPU)
     tiles = torch.arange(length // 128, length // 64, 4)
     mass = block_mass(q, k, block_size=64, query_tile=64, tiles=tiles)
     best = [
@@ -88,7 +129,7 @@ def test_attention_is_concentrated_on_topics_and_needles_but_not_on_normal() -> 
 
 
 def test_topics_have_a_sink_and_near_keys_gain() -> None:
-    q, k, v = load_inputs(synthetic("topics", 4096), CPU)
+    q, k, v = load_inputs(cell_of("topics", 4096), CPU)
     mass = block_mass(q, k, block_size=64, query_tile=64, tiles=torch.tensor([40, 60]))[0]
     assert (mass[:, :, 0] > 20 * mass[:, :, 1:4].mean(-1)).all()
     near, further = torch.stack([mass[:, 0, 40], mass[:, 1, 60]]), torch.stack([mass[:, 0, 30], mass[:, 1, 50]])
@@ -97,7 +138,7 @@ def test_topics_have_a_sink_and_near_keys_gain() -> None:
 
 
 def test_a_needle_is_one_key_that_takes_most_of_its_queries_attention() -> None:
-    q, k, _ = load_inputs(synthetic("needles", 4096), CPU)
+    q, k, _ = load_inputs(cell_of("needles", 4096), CPU)
     weights = (q[0, 0, -512:].double() @ k[0, 0].double().mT / 8).softmax(-1)
     largest = weights.max(-1)
     assert largest.values.median() > 0.5
@@ -106,7 +147,7 @@ def test_a_needle_is_one_key_that_takes_most_of_its_queries_attention() -> None:
 
 def test_topics_need_room_for_their_parts() -> None:
     with pytest.raises(UserError, match="head_dim of at least 8, given 4"):
-        load_inputs(synthetic("topics", 64, head_dim=4), CPU)
+        load_inputs(cell_of("topics", 64, head_dim=4), CPU)
 
 
 @pytest.mark.parametrize("name", synthetic_names())
