@@ -9,7 +9,12 @@ from typer import Argument, Option
 
 Text = str | None
 SuiteName = Annotated[Text, Argument(metavar="[SUITE]", help="a suite's name, or a TOML file; without it, axes below")]
-Seq = Annotated[Text, Option(help="lengths in tokens: 4k..256k, 4k..64k:x4, 1k,4k,16k", rich_help_panel="Axes")]
+Seq = Annotated[
+    Text,
+    Option(
+        help="lengths in tokens: 4k..256k, 4k..64k:x4, 1k,4k,16k; of a suite, some of its own", rich_help_panel="Axes"
+    ),
+]
 SeqQ = Annotated[
     Text, Option("--seq-kv", help="key lengths, paired with --seq, where they differ", rich_help_panel="Axes")
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import product
 from typing import Annotated, Any
 
@@ -183,6 +183,14 @@ class Grid(BaseModel):
         keys = self.seq_kv or self.seq
         count = max(len(self.seq), len(keys))
         return tuple((self.seq[min(at, len(self.seq) - 1)], keys[min(at, len(keys) - 1)]) for at in range(count))
+
+    def at_lengths(self, wanted: Collection[int]) -> Grid:
+        """The same grid at those of its `seq` that are wanted, with the key lengths that belong to them; maybe at none."""
+        seq, seq_kv = self.seq, self.seq_kv
+        places = [at for at, length in enumerate(seq) if length in wanted]
+        if seq_kv is not None and len(seq_kv) == len(seq):
+            seq_kv = tuple(seq_kv[at] for at in places)
+        return self.model_copy(update={"seq": tuple(seq[at] for at in places), "seq_kv": seq_kv})
 
     def variants(self, spec: MethodSpec) -> Iterator[dict[str, Any]]:
         """Parameters of a method along the axes that it has; its own in the suite win over an axis."""

@@ -11,11 +11,13 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from pyramidbench.axes import parse_axis
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError, unknown
 from pyramidbench.expand import DescribeInput, arrange, grid_cells
 from pyramidbench.grid import CAPTURE, Grid
 from pyramidbench.inputs import describe_input
+from pyramidbench.units import tokens
 
 PACKAGE = "pyramidbench.suites"
 DEFAULT_METHODS = ("dense", "pyramid", "flat")
@@ -51,6 +53,21 @@ class Suite(BaseModel):
             names = ", ".join(dict.fromkeys(asked))
             raise UserError(f"suite '{self.name}' asks for no capture: its input is {names}; leave '{capture}' out.")
         return arrange(cell for grid in self.grids for cell in grid_cells(grid, describe, capture))
+
+    def at_lengths(self, lengths: Sequence[int]) -> Suite:
+        """The same suite at some of its lengths only (`seq`, in tokens); a grid that has none of them is left out.
+
+        Raises:
+            UserError: a length that no grid has.
+        """
+        held = sorted({length for grid in self.grids for length in grid.seq})
+        if missing := [length for length in lengths if length not in held]:
+            raise UserError(
+                f"suite '{self.name}' has no length of {', '.join(map(tokens, missing))}; "
+                f"accepted with --seq: {', '.join(map(tokens, held))}."
+            )
+        kept = (grid.at_lengths(lengths) for grid in self.grids)
+        return self.model_copy(update={"grids": tuple(grid for grid in kept if grid.seq)})
 
 
 def suite_names() -> tuple[str, ...]:
@@ -151,8 +168,11 @@ def choose_suite(
 ) -> Suite:
     """The suite that was named or given, or one of `axes` (keywords of `suite_from_flags`, None where not given).
 
+    Of a suite, `seq` picks some of its lengths; all other axes are its own.
+
     Raises:
-        UserError: both or neither were given, or what `load_suite` and `suite_from_flags` refuse.
+        UserError: both or neither were given, a length that the suite lacks, or what `load_suite` and
+            `suite_from_flags` refuse.
     """
     given = {key: value for key, value in axes.items() if value not in (None, [], ())}
     if suite is None:
@@ -161,10 +181,11 @@ def choose_suite(
         inputs = [] if input is None else [input]
         return suite_from_flags(**given, input=inputs, causal=causal, seed=seed, timed=timed)
     chosen = load_suite(suite) if isinstance(suite, str) else suite
+    lengths = given.pop("seq", None)
     if given:
         flags = ", ".join(f"--{key.strip('_').replace('_', '-')}" for key in given)
         raise UserError(f"suite '{chosen.name}' has its own axes; leave out {flags}, or leave out the suite.")
-    return chosen
+    return chosen if lengths is None else chosen.at_lengths(parse_axis(lengths, "--seq"))
 
 
 def _parse(content: bytes, source: str) -> Suite:

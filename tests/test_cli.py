@@ -145,6 +145,7 @@ def test_one_suite_and_one_input_are_shown(command: Command) -> None:
         (["sweep", "smok"], ["unknown suite 'smok'", "Did you mean 'smoke'"]),
         (["sweep", "gone.toml"], ["gone.toml", "cannot be read"]),
         (["sweep", "smoke", "--top-k", "4"], ["suite 'smoke' has its own axes", "--top-k"]),
+        (["sweep", "methods", "--seq", "3k"], ["suite 'methods' has no length of 3k", "16k, 64k, 256k"]),
         (["sweep", "smoke", "--pass", "train"], ["suite 'smoke' has its own axes", "leave out --pass,"]),
         (["sweep", "smoke", "--input", "x.safetensors"], ["asks for no capture", "x.safetensors"]),
         (["sweep", "demo"], ["--input FILE.safetensors"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from pyramidbench.axes import parse_axis
 from pyramidbench.capture_file import CaptureMetadata, CaptureWriter
 from pyramidbench.kernels import backends
 from pyramidbench.rope_scaling import RopeScaling
@@ -104,3 +106,56 @@ def test_the_one_visit_says_how_it_is_called() -> None:
     called = subprocess.run(["sh", str(SCRIPTS / "long_context.sh")], capture_output=True, text=True, check=False)
     assert (called.returncode, called.stdout) == (2, "")
     assert called.stderr.startswith("usage: ")
+
+
+PYTHON = """#!/bin/sh
+echo "$*" >>"{log}"
+case "$*" in
+*" capture "*)
+    while [ "$1" != --out ]; do shift; done
+    {make} "$2"
+    ;;
+esac
+"""
+
+
+def one_visit(folder: Path, make: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The script with a stand-in of Python, and what that was asked."""
+    log, python = folder / "log", folder / "python"
+    python.write_text(PYTHON.format(log=log, make=make))
+    python.chmod(0o755)
+    environment = {**os.environ, "PYTHON": str(python), "CAPTURES": str(folder)}
+    command = ["sh", str(SCRIPTS / "long_context.sh"), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return done, [
+        line.replace(f"{folder}/", "").removeprefix("-m pyramidbench ") for line in log.read_text().splitlines()
+    ]
+
+
+def test_each_length_comes_from_the_smallest_capture_that_holds_it(tmp_path: Path) -> None:
+    done, asked = one_visit(tmp_path, "touch")
+    assert done.returncode == 0, done.stderr
+    files = [f"long-context-{tokens}-layer-13.safetensors" for tokens in ("64k", "256k")]
+    told = [" ".join(line.split()[:6]) for line in asked if "compile_suite" not in line and "bench_" not in line]
+    assert told == [
+        "capture smollm2 --tokens 64k --layers 13",
+        "capture smollm2 --tokens 256k --layers 13",
+        f"sweep methods --input {files[0]} --seq 16k,64k",
+        f"sweep methods --input {files[1]} --seq 256k",
+        "merge out/methods-64k out/methods-256k --out out/methods",
+        "report out/methods --out out/report",
+    ]
+    assert [line.split()[1:4] for line in asked if "bench_equal_mass" in line] == [
+        [files[0], "--tokens", "64k"], [files[1], "--tokens", "256k"],
+    ]  # fmt: skip
+    load_suite("methods").at_lengths(parse_axis("16k,64k", "--seq"))
+    load_suite("methods").at_lengths(parse_axis("256k", "--seq"))
+    again = one_visit(tmp_path, "false")[1][len(asked) :]
+    assert sorted(again) == sorted(line for line in asked if not line.startswith("capture"))
+
+
+def test_nothing_is_measured_without_a_capture(tmp_path: Path) -> None:
+    done, asked = one_visit(tmp_path, "false")
+    assert done.returncode == 1
+    assert "no capture of 64k tokens" in done.stderr
+    assert not any("sweep" in line for line in asked)

@@ -14,7 +14,7 @@ from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.errors import UserError
 from pyramidbench.registry import method_class, method_names, parameter_names, split_spec
-from pyramidbench.suite import Suite, load_suite, suite_from_flags, suite_names
+from pyramidbench.suite import Suite, choose_suite, load_suite, suite_from_flags, suite_names
 
 FILE = "model.safetensors"
 Describe = Callable[[str], InputDescription | None]
@@ -379,3 +379,33 @@ def test_a_method_of_the_users_own_takes_the_axes_that_it_has(tmp_path: Path) ->
     cells = one_grid(methods=[str(own)], query_tile=[8, 16], block_size=32, top_k=[1, 2]).cells()
     assert [(cell.parameters, cell.budget) for cell in cells] == [({"query_tile": 8}, None), ({"query_tile": 16}, None)]
     assert method_class(str(own)).name == "own"
+
+
+def test_seq_picks_lengths_of_a_suite(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        '[[grid]]\nseq = "1k, 2k, 4k"\nmethods = ["dense", "flat"]\n'
+        '[[grid]]\nseq = "2k"\nmethods = ["pyramid"]\n'
+        '[[grid]]\nseq = "1k, 4k"\nseq_kv = "2k, 8k"\nmethods = ["quest"]\n'
+        '[[grid]]\nseq = "4k"\nseq_kv = "8k, 16k"\nmethods = ["hisa"]\n',
+    )
+    whole = load_suite(path)
+    picked = choose(path, {"seq": "4k"})
+    found = {(cell.method, cell.seq_len, cell.seq_len_kv) for cell in picked.cells()}
+    assert found == {("dense", 4096, 4096), ("flat", 4096, 4096), ("quest", 4096, 8192), ("hisa", 4096, 8192),
+                     ("hisa", 4096, 16384)}  # fmt: skip
+    identities = {cell.identity for cell in whole.cells()}
+    assert {cell.identity for cell in picked.cells()} < identities
+    assert {cell.identity for cell in choose(whole, {"seq": "1k,2k,4k"}).cells()} == identities
+    assert choose(path, {"seq": None}) == whole
+
+
+def test_a_length_that_a_suite_lacks_is_an_error() -> None:
+    with pytest.raises(UserError, match=r"'methods' has no length of 32k; accepted with --seq: 16k, 64k, 256k"):
+        choose("methods", {"seq": "16k..64k"})
+    with pytest.raises(UserError, match="leave out --top-k, or leave out the suite"):
+        choose("methods", {"seq": "16k", "top_k": "8"})
+
+
+def choose(suite: str | Suite, axes: dict[str, str | None]) -> Suite:
+    return choose_suite(suite, axes, input=None, causal=True, seed=0, timed=True)

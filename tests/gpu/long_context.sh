@@ -1,15 +1,17 @@
 #!/bin/sh
-# Real tensors at 256k tokens, and what the methods do on them: capture, the suite `methods`, and equal mass, on one GPU.
+# Real tensors at up to 256k tokens, and what the methods do on them: captures, the suite `methods`, and equal mass, on one GPU.
 #
 #     tests/gpu/long_context.sh OUT [MODEL]
 #
 # In a shell that prepare.sh made ready, with transformers, tokenizers, accelerate and gguf. MODEL: as `pyramidbench capture` takes
 # it, smollm2 unless given; without network that needs the one file that `pyramidbench capture smollm2 --fetch-only` leaves under
-# .model. The text is this Python's standard library. The capture, one file of about 0.5 GB, lies in CAPTURES, which is
-# ${TMPDIR:-/tmp} unless set. While the model is converted and runs, the suite's kernels are compiled in JOBS processes, 8 unless
-# set. OUT/methods is a run folder, which the same command resumes; logs and tables lie beside it. TOKENS (256k), LAYER (13),
-# SHORTER (64k: the other length of the equal-mass tables), ONLY (their methods, a regular expression), TIMING (100ms a cell),
-# ROPE (yarn), SUITE (methods), DEVICE (auto) and PYTHON (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set.
+# .model. The text is this Python's standard library. PARTS are captures with the lengths that are measured on each, since the
+# positions of a longer one are stretched further, which strains the model: "64k=16k,64k 256k=256k" unless set. The captures, about
+# 0.1 and 0.5 GB, lie in CAPTURES, which is ${TMPDIR:-/tmp} unless set. While the model is converted and runs, the suite's kernels are
+# compiled in JOBS processes, 8 unless set. OUT/methods-64k and so on are run folders, which the same command resumes; OUT/methods
+# is all of them merged, made anew, with a report OUT/report; logs and tables lie beside them. LAYER (13), ONLY (methods of the
+# equal-mass tables, which are made at the captures' own lengths; a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE
+# (methods), DEVICE (auto) and PYTHON (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [MODEL]" >&2
@@ -22,33 +24,55 @@ limit_s=${LIMIT_S:-600}
 suite=${SUITE:-methods}
 mkdir -p "$1"
 out=$(CDPATH='' cd -- "$1" && pwd)
-capture=${CAPTURES:-${TMPDIR:-/tmp}}/long-context-${TOKENS:-256k}-layer-${LAYER:-13}.safetensors
+parts=${PARTS:-64k=16k,64k 256k=256k}
 began=$(date +%s)
 
 say() {
     echo "== $(($(date +%s) - began)) s: $1"
 }
 
+# The file of a capture of so many tokens: captured TOKENS
+captured() {
+    echo "${CAPTURES:-${TMPDIR:-/tmp}}/long-context-$1-layer-${LAYER:-13}.safetensors"
+}
+
 timeout "$limit_s" "$python" "$here/compile_suite.py" "$suite" --jobs "${JOBS:-8}" --device "$device" >"$out/compiled.txt" 2>&1 &
 compiling=$!
-if [ ! -f "$capture" ]; then
-    timeout "$limit_s" "$python" -m pyramidbench capture "${2:-smollm2}" --tokens "${TOKENS:-256k}" --layers "${LAYER:-13}" \
-        --rope-scaling "${ROPE:-yarn}" --device "$device" --out "$capture" 2>&1 | tee "$out/capture.txt"
-fi
-if [ ! -f "$capture" ]; then
-    echo "no capture, so nothing to measure on: see $out/capture.txt" >&2
-    kill "$compiling"
-    exit 1
-fi
-say "capture"
+for part in $parts; do
+    tokens=${part%%=*}
+    capture=$(captured "$tokens")
+    if [ ! -f "$capture" ]; then
+        timeout "$limit_s" "$python" -m pyramidbench capture "${2:-smollm2}" --tokens "$tokens" --layers "${LAYER:-13}" \
+            --rope-scaling "${ROPE:-yarn}" --device "$device" --out "$capture" 2>&1 | tee "$out/capture-$tokens.txt"
+    fi
+    if [ ! -f "$capture" ]; then
+        echo "no capture of $tokens tokens, so nothing to measure on: see $out/capture-$tokens.txt" >&2
+        kill "$compiling"
+        exit 1
+    fi
+    say "capture of $tokens"
+done
 wait "$compiling"
 tail -n 1 "$out/compiled.txt"
 say "compiled"
-timeout "$limit_s" "$python" -m pyramidbench sweep "$suite" --input "$capture" --timing "${TIMING:-100ms}" --device "$device" \
-    --out "$out/methods" 2>&1 | tee "$out/methods.txt"
-say "sweep $suite"
-for tokens in "${SHORTER:-64k}" "${TOKENS:-256k}"; do
-    timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$capture" --tokens "$tokens" --rounds 3 --device "$device" \
+set --
+for part in $parts; do
+    tokens=${part%%=*}
+    timeout "$limit_s" "$python" -m pyramidbench sweep "$suite" --input "$(captured "$tokens")" --seq "${part#*=}" \
+        --timing "${TIMING:-100ms}" --device "$device" --out "$out/methods-$tokens" 2>&1 | tee "$out/methods-$tokens.txt"
+    say "sweep $suite at ${part#*=}"
+    set -- "$@" "$out/methods-$tokens"
+done
+# The merged run is made of the others, so that an old one goes.
+rm -rf "${out:?}/methods"
+if [ $# -gt 1 ]; then
+    "$python" -m pyramidbench merge "$@" --out "$out/methods" && set -- "$out/methods"
+fi
+"$python" -m pyramidbench report "$@" --out "$out/report"
+say "report"
+for part in $parts; do
+    tokens=${part%%=*}
+    timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$(captured "$tokens")" --tokens "$tokens" --rounds 3 --device "$device" \
         --only "${ONLY:-}" 2>&1 | tee "$out/equal-mass-$tokens.txt"
     say "equal mass at $tokens"
 done

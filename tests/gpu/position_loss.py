@@ -42,7 +42,7 @@ def main() -> None:
     device, passage = pick_device(asked.device), read_passage(asked.text)
     source = find_model(asked.model, None, print)
     ends = [0, *(FIRST << i for i in range(64) if FIRST << i < asked.tokens), asked.tokens]
-    print(f"{source.name} on {asked.tokens} tokens of {passage.label}, perplexity up to a position")
+    print(f"{source.name} on {asked.tokens} tokens of {passage.label}, perplexity from one position to the next")
     print(f"{'scaling':16}" + "".join(f"{shown(end):>9}" for end in ends[1:]))
     for wanted in asked.rope_scaling:
         start, config = time.perf_counter(), load_config(source)
