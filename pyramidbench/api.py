@@ -172,8 +172,9 @@ def sweep(
     """Measure methods against each other and return the run, whose `.frame` is one row per cell.
 
     Give a suite (a name, the path of a TOML file, or a Suite; then `input` is the capture that it asks for, and `seq` picks
-    some of its lengths), or axes as on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`, `keep="5%"`, `pass_="train"`. A
-    call with the same arguments goes on where an interrupted one stopped. `cache` is what the L2 is before each timed call.
+    some of its lengths), or axes as on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`,
+    `keep="5%"`, `pass_="train"`. A call with the same arguments goes on where an interrupted one stopped. `cache` is what the
+    L2 is before each timed call.
     Cells run in a child process, which imports your script: call this under `if __name__ == "__main__":`.
 
     Raises:

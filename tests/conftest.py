@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import importlib.metadata
 import itertools
 import json
 import math
@@ -241,3 +242,16 @@ def _fail(cell: dict[str, object], status: str, reason: str) -> None:
             "parameters", "seed")  # fmt: skip
     cell.update({name: value for name, value in dict.fromkeys(columns()).items() if name not in kept})
     cell.update(status=status, reason=reason)
+
+
+@pytest.fixture
+def from_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package as tests/gpu/prepare.sh lays it out: importable, and not installed, so that it has no metadata."""
+    installed = importlib.metadata.distribution
+
+    def distribution(name: str) -> importlib.metadata.Distribution:
+        if name == "pyramidbench":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)

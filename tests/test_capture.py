@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import pyramidbench
+from pyramidbench import cli
 from pyramidbench.capture import CaptureReport, capture
 from pyramidbench.capture_file import describe_capture, read_layer
 from pyramidbench.catalogue import describe_one
@@ -127,6 +129,19 @@ def test_a_capture_feeds_a_cell(tiny: Path, text: Path, tmp_path: Path) -> None:
     )
     q, k, v = load_inputs(cell, torch.device("cpu"))
     assert (q.shape, k.shape, v.shape) == ((1, 4, 4, 16), (1, 2, 20, 16), (1, 2, 20, 16))
+
+
+def test_the_command_needs_no_installed_package(
+    tiny: Path, text: Path, tmp_path: Path, from_a_folder: None, monkeypatch: pytest.MonkeyPatch  # noqa: ARG001
+) -> None:  # fmt: skip
+    out = str(tmp_path / "tiny.safetensors")
+    flags = ["--text", str(text), "--tokens", "20", "--layers", "1", "--device", "cpu", "--out", out]
+    monkeypatch.setattr("sys.argv", ["pyramidbench", "capture", str(tiny), *flags])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code in (None, 0)
+    made_by = describe_capture(Path(out)).metadata.created_by
+    assert made_by.startswith(f"pyramidbench {pyramidbench.__version__}, transformers {transformers.__version__}")
 
 
 def test_layers_are_evenly_spaced_by_default(tiny: Path, text: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import pyramidbench
 from pyramidbench import cli, doctor, doctor_gpu
 from pyramidbench.device import fingerprint
 from pyramidbench.doctor import Finding, can_sweep, examine
@@ -85,6 +86,13 @@ def test_optional_packages_may_be_missing_and_torch_may_not(monkeypatch: pytest.
     assert "extra dev" not in findings
     assert findings["torch"].state == "error"
     assert findings["torch"].advice == "pip install torch"
+
+
+def test_a_package_that_runs_from_a_folder_is_known_by_its_own_version(from_a_folder: None) -> None:  # noqa: ARG001
+    findings = found()
+    assert findings["pyramidbench"].found == pyramidbench.__version__
+    assert findings["extras"].state == "note"
+    assert "not installed" in findings["extras"].found
 
 
 def test_methods_that_cannot_run_stand_with_their_reason(monkeypatch: pytest.MonkeyPatch) -> None:
