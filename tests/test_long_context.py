@@ -15,6 +15,7 @@ import torch
 from pyramidbench.axes import parse_axis
 from pyramidbench.capture_file import CaptureMetadata, CaptureWriter
 from pyramidbench.kernels import backends
+from pyramidbench.passes import Training
 from pyramidbench.rope_scaling import RopeScaling
 from pyramidbench.suite import load_suite
 
@@ -68,6 +69,25 @@ def test_compile_suite_calls_each_cell_once(tmp_path: Path) -> None:
     broken = [groups[0][0].model_copy(update={"kv_heads": 3})]
     assert compiling.compile_cells((broken, "cpu")).startswith("flat, tile 64: ")
     assert "called" not in compiling.compile_cells((broken, "cpu"))
+
+
+@pytest.mark.parametrize("direction", ["train", "backward", "decode"])
+def test_compile_suite_makes_a_cells_own_pass(direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the gradients of the passes that have them, and a step's choice by itself."""
+    compiling = script("compile_suite")
+    path = tmp_path / "passes.toml"
+    path.write_text(
+        f'name = "passes"\n[[grid]]\nseq = "256"\npass = "{direction}"\ninput = "normal"\nheads = "2:1"\nhead_dim = 16\n'
+        'top_k = 2\nmethods = ["pyramid"]\n'
+    )
+    (cell,) = load_suite(str(path)).cells()
+    made: list[str] = []
+    for owner, name in ((Training, "backward"), (Training, "train"), (type(cell.make_method()), "select")):
+        whole = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *given, name=name, whole=whole: made.append(name) or whole(*given))
+    assert list(compiling.calls([cell], "cpu")) == [cell]
+    assert made[0] == "select"
+    assert (direction in made) is (direction != "decode")
 
 
 def test_position_loss_is_the_models_own_loss() -> None:

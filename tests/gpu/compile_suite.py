@@ -1,10 +1,11 @@
-"""Calls every method of a suite once on random tensors, in many processes: it fills the caches of compilers, and times nothing.
+"""Calls every method of a suite on random tensors, in many processes: it fills the caches of compilers, and times nothing.
 
     python tests/gpu/compile_suite.py methods --heads 9:3 --head-dim 64 [--jobs 8]
 
 A sweep judges its cells one after another, so that what they compile comes one after another too; kernels that lie in Triton's
-cache already cost a sweep nothing. Each process takes one method at one tile size, at the lengths and budgets of the suite.
-"capture" stands for tensors of the given heads at every length. A method that fails says so; the sweep will name the reason.
+cache already cost a sweep nothing. Each process takes one method at one tile size, at the lengths and budgets of the suite, and
+makes the pass of each cell as a sweep does. "capture" stands for tensors of the given heads at every length. A method that fails
+says so; the sweep will name the reason.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from pyramidbench.capture_file import CaptureMetadata, InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.device import pick_device, synchronize
 from pyramidbench.errors import UserError
+from pyramidbench.passes import Training
 from pyramidbench.problem import DTYPES
 from pyramidbench.suite import load_suite
+from pyramidbench.timing import timed_call
 
 LONGEST = 1 << 40
 
@@ -90,13 +93,20 @@ def calls(cells: Sequence[Cell], device: str) -> Iterator[Cell]:
             continue
         shapes = ((cell.heads, cell.seq_len), (cell.kv_heads, cell.seq_len_kv), (cell.kv_heads, cell.seq_len_kv))
         q, k, v = (
-            torch.randn(cell.batch, heads, length, cell.head_dim, device=device).to(DTYPES[cell.dtype])
+            torch.randn(cell.batch, heads, length, cell.head_dim, device=device, dtype=DTYPES[cell.dtype])
             for heads, length in shapes
         )
         with torch.no_grad():
-            method(q, k, v, problem)
+            # The gate chooses and attends apart, which in a step of decoding are other launches than those of a whole one.
+            method.attend(q, k, v, method.select(q, k, problem), problem)
+            training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
+            timed_call(method, (q, k, v), problem, training)()
         synchronize(torch.device(device))
         yield cell
+        # Others share this device: no memory is kept that the next cell does not need.
+        del method, q, k, v, training
+        if device == "cuda":
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@
 #     tests/gpu/everything.sh OUT [CAPTURE]
 #
 # In a shell that prepare.sh made ready, or with the package installed. The tests run side by side, and with them a first
-# pass of the benchmark that only fills Triton's cache, since nearly all of it is compiling; then nothing else runs, and the
+# pass of the benchmark and of the sweeps that only fills Triton's cache, since most of it is compiling; then nothing else runs, and the
 # tests that hold times to each other (marked `alone`) have the device to themselves. OUT/gpu-test.txt is the tests' summary;
 # the two logs name every test as it ends, and tell what failed and why also where LIMIT_S cuts them off. The sweeps write
 # OUT/prefill, OUT/training and OUT/decode, run folders that the same command resumes. PYTHON: the interpreter, python3
-# unless set. LIMIT_S: seconds that a part may take, 600 unless set. WORKERS: tests side by side, 14 unless set.
+# unless set. LIMIT_S: seconds that a part may take, 600 unless set. WORKERS: tests side by side, 14 unless set. JOBS:
+# processes that compile what the sweeps launch, 4 unless set.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [CAPTURE]" >&2
@@ -46,7 +47,15 @@ summary() {
     cat "$out/gpu-test.txt"
 }
 
-timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1 >"$out/compiled.txt" 2>&1 &
+# First calls were 34 of the 100 s in which an H200 measured 66 cells of the suite decode, one after another.
+compile() {
+    timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1
+    for suite in prefill training decode; do
+        timeout "$limit_s" "$python" "$here/compile_suite.py" "$suite" --jobs "${JOBS:-4}"
+    done
+}
+
+compile >"$out/compiled.txt" 2>&1 &
 compiling=$!
 tests test-beside -m "gpu and not alone" -n "$workers" --dist worksteal
 summary
