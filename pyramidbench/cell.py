@@ -51,7 +51,12 @@ class Cell(BaseModel):
     @property
     def group(self) -> str:
         """Cells with the same group share their tensors and the reference results on them."""
-        shared = self.model_dump(exclude={"method", "parameters", "budget", "timed"})
+        return f"{self.tensors}-{self.direction}"
+
+    @property
+    def tensors(self) -> str:
+        """Cells with the same one have equal tensors, in whatever pass."""
+        shared = self.model_dump(exclude={"method", "parameters", "budget", "timed", "direction"})
         return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:12]
 
     def make_method(self) -> Method:

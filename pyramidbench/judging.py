@@ -42,8 +42,9 @@ class Loaded:
     choices: dict[str, Choice] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cell: Cell, device: torch.device) -> Loaded:
-        q, k, v = inputs.load_inputs(cell, device)
+    def of(cls, cell: Cell, device: torch.device, kept: QKV | None = None) -> Loaded:
+        """A cell's tensors, made or read unless they are here: those of another pass, which the gate saw unmodified."""
+        q, k, v = kept or inputs.load_inputs(cell, device)
         return cls(q, k, v, cell.problem(device.type))
 
     @property

@@ -34,7 +34,7 @@ class Runner:
         self.settings = settings
         self.announce = announce
         self.device = torch.device(settings.device)
-        self.group = ""
+        self.group = self.tensors = ""
         self.loaded: Loaded | None = None
         self.compiled: dict[str, Method] = {}
 
@@ -121,10 +121,13 @@ class Runner:
         return Record(status="ok", **columns)
 
     def _load(self, cell: Cell) -> Loaded:
-        """The cell's tensors; those of the group before, and what was compiled for it, are dropped first."""
+        """The cell's tensors; those of the group before, unless they are the same in another pass, and what was compiled for it
+        are dropped first."""
         if self.loaded is None or cell.group != self.group:
+            kept = self.loaded.tensors if self.loaded is not None and cell.tensors == self.tensors else None
             self.loaded, self.compiled = None, {}
-            self.loaded, self.group = Loaded.of(cell, self.device), cell.group
+            self.loaded = Loaded.of(cell, self.device, kept)
+            self.group, self.tensors = cell.group, cell.tensors
         return self.loaded
 
     def _method(self, cell: Cell) -> Method:

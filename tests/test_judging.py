@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyramidbench import oracle
+from pyramidbench import inputs, oracle
 from pyramidbench.cell import Cell
 from pyramidbench.oracle import OracleDisagreement, TileMass, block_mass, sample_tiles, widened
 from pyramidbench.outcome import Settings
@@ -123,3 +123,27 @@ def test_judging_on_a_cpu_never_imports_the_kernel() -> None:
         "assert 'pyramidbench.kernels.mass' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_another_pass_on_the_same_tensors_does_not_make_them_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    whole = inputs.load_inputs
+
+    def noted(cell: Cell, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        made.append(f"{cell.direction} {cell.seed}")
+        return whole(cell, device)
+
+    monkeypatch.setattr(inputs, "load_inputs", noted)
+    runner = Runner(Settings("cpu", "a CPU", tmp_path, 0.01, 1 << 20))
+    cell = Cell(method="flat", seq_len=96, seq_len_kv=96, head_dim=16, head_dim_v=16, input="normal", timed=False)
+    passes = [cell.model_copy(update={"direction": direction}) for direction in ("forward", "train", "backward")]
+    assert len({each.group for each in passes}) == 3
+    for each in [*passes, cell, cell.model_copy(update={"seed": 1}), passes[1]]:
+        assert runner.judge(each).status == "ok"
+        assert runner.loaded is not None
+        assert runner.loaded.problem.direction == each.direction
+        for held, expected in zip(runner.loaded.tensors, whole(each, torch.device("cpu"))):
+            assert torch.equal(held, expected)
+    assert made == ["forward 0", "forward 1", "train 0"]

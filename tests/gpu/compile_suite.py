@@ -4,8 +4,8 @@
 
 A sweep judges its cells one after another, so that what they compile comes one after another too; kernels that lie in Triton's
 cache already cost a sweep nothing. Each process takes one method at one tile size, at the lengths and budgets of the suite, and
-makes the pass of each cell as a sweep does. "capture" stands for tensors of the given heads at every length. A method that fails
-says so; the sweep will name the reason.
+makes the pass of each cell as a sweep does. "capture" stands for tensors of the given heads at every length. A method that
+fails says so; the sweep will name the reason.
 """
 
 from __future__ import annotations
