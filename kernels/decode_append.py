@@ -171,5 +171,5 @@ def _launch_append(
         k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2],
         sizes.kv_heads, sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store),
         BRANCHING=sizes.branching, LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None,
-        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS, **overlap(store.k.device),
+        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS, **overlap(store.k.device, sizes.batch * sizes.kv_heads),
     )  # fmt: skip

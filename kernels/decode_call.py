@@ -66,10 +66,14 @@ class DecodeCall:
         return highest_start(self.store.sizes, self.rules)
 
     @property
+    def summary_bytes(self) -> int:
+        """Bytes of one node's summary."""
+        return self.store.nodes.shape[-1] * self.store.nodes.element_size()
+
+    @property
     def node_bytes(self) -> int:
         """Bytes of the summaries that score one node."""
-        summary = self.store.nodes.shape[-1] * self.store.nodes.element_size()
-        return summary * (self.rules.branching if self.by_children else 1)
+        return self.summary_bytes * (self.rules.branching if self.by_children else 1)
 
     @cached_property
     def scan_level(self) -> int:
@@ -128,7 +132,7 @@ class DecodeCall:
     @cached_property
     def overlap(self) -> dict[str, bool]:
         """Whether a launch begins before the one before it ends, as constant and as launch option."""
-        return overlap(self.q.device)
+        return overlap(self.q.device, self.items)
 
     @property
     def launch(self) -> LaunchShape:

@@ -26,9 +26,12 @@ from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 WARP_BYTES = 8192
 """Summaries that a warp has in flight: 64 registers a thread."""
 WARP_SLOTS = 512
+PRODUCT_NODES = 16
+"""Nodes whose children are scored by one product, at least."""
 MOST_WARPS = 16
 REGISTERS = 128
 """A thread's, so that sixteen warps share a multiprocessor while they score; 8 bytes of 512 candidates a warp spill."""
+MOST_REGISTERS = 255
 
 
 @triton.jit
@@ -174,19 +177,26 @@ def _gather(
             )  # fmt: skip
 
 
-def walk_warps(slots: int) -> int:
-    """Warps of a program whose last of a query ranks so many candidates.
+def walk_warps(slots: int, child_bytes: int) -> int:
+    """Warps of a program whose last of a query ranks so many candidates; `child_bytes` of a child's summary, 0 by summary.
 
     One as long as they fit its registers: a round of the threshold is then without a barrier, which takes part of a
-    microsecond. Predicted, not measured.
+    microsecond. Predicted, not measured. By children as many as hold a product's operands.
     """
-    return max(1, min(MOST_WARPS, slots // WARP_SLOTS))
+    holding = triton.next_power_of_2(max(1, PRODUCT_NODES * child_bytes // WARP_BYTES))
+    return max(holding, min(MOST_WARPS, slots // WARP_SLOTS))
+
+
+def walk_registers(child_bytes: int) -> int:
+    """The most registers of a thread. In fp32 at head dim 256 one warp of 128 spills 2.7 KB a thread by children, four spill
+    0.6 KB, and four of 255 spill 0.1 KB: a product of fp32 holds its query's rows."""
+    return REGISTERS if PRODUCT_NODES * child_bytes <= 2 * WARP_BYTES else MOST_REGISTERS
 
 
 def node_chunk(node_bytes: int, warps: int, *, by_children: bool) -> int:
-    """Nodes that a program scores: what its warps can have in flight; a product of rows by children takes 16 at least."""
+    """Nodes that a program scores: what its warps can have in flight; by children those of a product at least."""
     fits = 1 << (max(1, warps * WARP_BYTES // node_bytes).bit_length() - 1)
-    return max(16, fits) if by_children else fits
+    return max(PRODUCT_NODES, fits) if by_children else fits
 
 
 def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
@@ -203,21 +213,23 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         call.q.stride()[:3], call.scale, *call.counts, sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width,
         rules.inner_width(), call.passed, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
     )  # fmt: skip
+    child_bytes = call.summary_bytes if call.by_children else 0
+    registers = walk_registers(child_bytes)
     base, width = call.scanned
     if width > 0:
         slots = max(call.slots(level) for level in range(call.scan_level, call.highest + 1))
-        warps = walk_warps(slots)
+        warps = walk_warps(slots, child_bytes)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         _scan[(call.items * triton.cdiv(width, chunk),)](
             *read, call.scratch(width), *written, *numbers, call.scan_level, base, width, CHUNK=chunk, SLOTS=slots,
-            NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
+            NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip
     for level in range(call.scan_level - 1, -1, -1):
         slots = call.slots(level)
-        warps = walk_warps(slots)
+        warps = walk_warps(slots, child_bytes)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         parts = triton.cdiv(call.places(level), chunk)
         _gather[(call.items * parts,)](
             *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
-            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=REGISTERS, **shape, **call.overlap,
+            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip

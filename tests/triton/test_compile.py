@@ -325,9 +325,9 @@ def decode(
         "HAS_BOUNDS": bounds,
         "CHILDREN": children,
     }
-    warps = decode_walk.walk_warps(slots)
-    row = dim * (4 if dtype == "fp32" else 2) * (2 if bounds else 1) * (2 if children else 1)
-    chunk = decode_walk.node_chunk(row, warps, by_children=children)
+    summary = dim * (4 if dtype == "fp32" else 2) * (2 if bounds else 1)
+    warps = decode_walk.walk_warps(slots, summary if children else 0)
+    chunk = decode_walk.node_chunk(summary * (2 if children else 1), warps, by_children=children)
     nodes |= {"BUDGETED": False, "CHUNK": chunk, "SLOTS": slots, "NARROW": min(512, slots)}
     written = {
         "HAS_BOUNDS": bounds,
@@ -387,7 +387,7 @@ def decode(
     constants |= {} if step in ("blocks", "level") else {"OVERLAPS": True}
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
-    registers = decode_walk.REGISTERS if walks else None
+    registers = decode_walk.walk_registers(summary if children else 0) if walks else None
     return Case(name, kernel, pointers, constants, warps, launch.num_stages, registers=registers)
 
 

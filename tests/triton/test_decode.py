@@ -380,7 +380,7 @@ def test_overlapping_launches_change_nothing(in_graph: bool, device: str, monkey
     first, rules = case.lengths[0] - 66, WalkRules(**case.rules)
     results = []
     for overlaps in (False, True):
-        monkeypatch.setattr(decode_launch, "OVERLAP", overlaps)
+        monkeypatch.setattr(decode_launch, "OVERLAP_ITEMS", 1 << 30 if overlaps else 0)
         store = empty(case, torch.bfloat16, device)
         append(store, k[:, :, :first], v[:, :, :first], None, None)
         new = [x[:, :, first : first + 1].clone() for x in (k, v)]
