@@ -2,8 +2,8 @@
 
 `after_previous` stands in every kernel of a step before it reads what an earlier launch wrote, or writes anything. On Hopper
 and later a launch for few queries has begun by then (programmatic dependent launch): its programs have their multiprocessor
-and their arguments, and wait here. Behind the wait the next launch may begin in its turn, so two of them overlap at most, and what
-the second reads before its own wait was written before the first one's.
+and their arguments, and wait here. Behind the wait the next launch may begin in its turn, so two of them overlap at most, and
+what the second reads before its own wait was written before the first one's.
 `is_last` lets one launch do the work of two: the program that comes last does what needs the results of all.
 Source: PTX ISA, "griddepcontrol"; CUDA C++ programming guide, "programmatic dependent launch".
 """
@@ -16,10 +16,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAP_ITEMS = 16
-"""(sequence, set, query) triples up to which launches overlap: a batch of one or two. H200, µs of a step with and without, K 32.
-Eight triples: 33.6 and 34.1 at 16k, 37.8 and 38.7 at 32k, 55.9 and 56.5 at 256k, 74.8 and 72.4 at 1M; started at up to 2 048
-nodes 32.9 and 33.8, 33.6 and 35.2, 47.5 and 51.1, 68.3 and 69.0. 64 triples at 128k: 130 to 149 and 126; 121 to 125 and 117: a
-launch of many waves hides its start behind its own programs, and each of these pays the wait. Between 8 and 64 not measured."""
+"""(sequence, set, query) triples up to which launches overlap: a batch of one or two. H200, K 32, µs of a step with and without.
+Eight triples: 33.6 and 34.1 at 16k, 37.8 and 38.7 at 32k, 55.9 and 56.5 at 256k, 74.8 and 72.4 at 1M; with a start at up to
+2 048 nodes 32.9 and 33.8, 33.6 and 35.2, 47.5 and 51.1, 68.3 and 69.0. 64 triples, 128k: 130 to 149 and 126; 121 to 125 and
+117 (likely since the programs of a launch of many waves begin behind each other anyway, and each pays the wait). Between 8 and
+64 nothing was measured."""
 
 
 @triton.jit

@@ -25,6 +25,18 @@ def _ordered(scores):
 
 
 @triton.jit
+def _settled(order):
+    """The same integers, computed once: the compiler may make a short computation again for every layout that needs it, and a
+    sum in another order has other last bits, so that two places could each find the other ahead. It does not repeat a loop;
+    that this one has a single turn only its last passes see, and nothing of it is left."""
+    turn = tl.full([], 0, tl.int32)
+    while turn < 1:
+        order = order | turn
+        turn += 1
+    return order
+
+
+@triton.jit
 def threshold(scores, allowed, count):
     """(order, low, above) of fp32 scores of any shape: integers in their order, of which `above` are above `low`.
 
@@ -60,10 +72,10 @@ def best(scores, allowed, count):
 def best_of_few(scores, allowed, count):
     """The same for up to FEW_SLOTS places, and any number of them allowed: each counts the places ahead of it.
 
-    n² comparisons, all at once, instead of rounds that wait for each other. Each pair is compared once: the compiler may
-    compute the scores anew for the second index, with other last bits, and two places could each find the other ahead.
+    n² comparisons, all at once, instead of rounds that wait for each other. Each pair is compared once, so that its two places
+    cannot disagree.
     """
-    order = tl.where(allowed, _ordered(scores), EXCLUDED)
+    order = _settled(tl.where(allowed, _ordered(scores), EXCLUDED))
     place = tl.arange(0, scores.shape[0])
     # of shape [place, later place]: the later one is ahead
     overtakes = ((order[None, :] > order[:, None]) & (place[None, :] > place[:, None])).to(tl.int32)

@@ -51,7 +51,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "scan 40 MB": {"decode_call.SCAN_BYTES": 40 << 20},
     "4 KB a warp": {"decode_walk.WARP_BYTES": 4096},
     "256 slots a warp": {"decode_walk.WARP_SLOTS": 256},
+    "128 slots a warp": {"decode_walk.WARP_SLOTS": 128},
     "2 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 2},
+    "8 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 8},
 }
 """Constants of the kernels' modules, by what is changed."""
 

@@ -19,6 +19,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+MOST_SPILLED_BYTES = 256
+"""Of a thread of the decoding walk on Hopper. By children in fp32 it took 2.7 KB with one warp."""
 
 
 @dataclass(frozen=True)
@@ -548,10 +550,32 @@ def test_compiles_and_fits(name: str, capability: int) -> None:
     registers, stack, shared = resources(case, capability)
     print(f"\nsm_{capability} {name}: {registers} registers, {stack} bytes of stack, {shared} bytes of shared memory")
     assert shared <= SHARED_BYTES[capability]
+    if capability == 90 and name.startswith(("decode-scan", "decode-gather")):
+        assert stack <= MOST_SPILLED_BYTES
+
+
+@pytest.mark.parametrize("slots", [16, 32, 64, 128])
+@pytest.mark.parametrize("step", ["attend", "best"])
+def test_scores_that_are_compared_are_added_once(step: str, slots: int) -> None:
+    """A sum over heads that the compiler makes twice, in two layouts, may differ in its last bits: no order of places then."""
+    case = decode(f"decode-{step}", dim=64, group=2, block=16)
+    case.constants["SLOTS"] = slots
+    stages = compiled(case, 90).asm
+    added = r'tt\.reduce"\([^)]*\) <\{axis = 1 : i32\}> \(\{\s*\^bb0[^\n]*: f32[^\n]*\n[^\n]*arith\.addf'
+    written, made = (len(re.findall(added, stages[stage])) for stage in ("ttir", "ttgir"))
+    assert written > 0
+    assert made == written
 
 
 def resources(case: Case, capability: int) -> tuple[int, int, int]:
     """Registers a thread, bytes of stack a thread, bytes of shared memory."""
+    import triton
+
+    kernel = compiled(case, capability)
+    return *used(kernel.asm["cubin"], Path(triton.__file__).parent), kernel.metadata.shared
+
+
+def compiled(case: Case, capability: int) -> Any:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -575,8 +599,7 @@ def resources(case: Case, capability: int) -> tuple[int, int, int]:
             signature[argument] = case.pointers.get(argument, "i32")
     options = {"num_warps": case.warps, "num_stages": case.stages, "maxnreg": case.registers, "enable_fp_fusion": True}
     source = ASTSource(kernel, signature, constants, aligned)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return *used(compiled.asm["cubin"], Path(triton.__file__).parent), compiled.metadata.shared
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def used(cubin: bytes, triton_folder: Path) -> tuple[int, int]:
