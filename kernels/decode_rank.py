@@ -2,8 +2,8 @@
 
 A list is one row of `width` nodes: node lo - 1, the kept ones in ascending order, node hi, and -1 behind them, which opens
 nothing (`kernels.route_candidates` says why these two are opened). So whoever reads it needs no count of it.
-Cost: one read of a score for each candidate, then a threshold by bisection. Bound by latency: about ten dependent rounds, each
-with a sum over the program, which one warp takes without a barrier.
+Cost: one read of a score for each candidate, a threshold by bisection, a running count. Bound by the instructions of one warp,
+which wait for each other: 66 in each of about ten rounds, which need no barrier, and a thousand around them (512 places).
 """
 
 from __future__ import annotations
