@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pandas as pd
 from scipy import stats
 
-from pyramidbench.evaluation.summary import MOSTLY_DENSE, sample_key
+from pyramidbench.evaluation.summary import MOSTLY_DENSE, sample_key, wilson
 from pyramidbench.units import is_missing
 
 COMPARABLE = 0.05
@@ -68,9 +68,9 @@ class Judgement:
 def judge(frame: pd.DataFrame) -> list[Judgement]:
     """Every claim for every pyramid and budget that the rows have."""
     measured = frame[frame["status"] == "ok"]
-    shares = _dense_shares(measured)
-    can = pd.Series([_can(row, shares) for row in measured.to_dict("records")], index=measured.index, dtype=bool)
-    measured = measured[can]
+    shares, guessed = _dense_shares(measured), _guessed(measured)
+    can = [_can(row, shares) and row["task"] not in guessed for row in measured.to_dict("records")]
+    measured = measured[pd.Series(can, index=measured.index, dtype=bool)]
     return [one for claim in CLAIMS for one in _judged(claim, measured[measured["group"] == claim.group])]
 
 
@@ -80,6 +80,17 @@ def _dense_shares(rows: pd.DataFrame) -> dict[tuple[object, object], float]:
     right = dense["partial"].astype(float).fillna(dense["score"])
     return {
         (task, length): float(part.mean()) for (task, length), part in right.groupby([dense["task"], dense["length"]])
+    }
+
+
+def _guessed(rows: pd.DataFrame) -> set[object]:
+    """Sets with choices on which dense attention is not shown to be better than a guess, after worked examples or without:
+    the 95 % interval (Wilson) of all its questions reaches down to chance. What only guesses has nothing to lose."""
+    dense = rows[(rows["method"] == "dense") & (rows["group"] == "commonsense") & rows["chance"].notna()]
+    return {
+        task
+        for task, part in dense.groupby("task")
+        if wilson(int(part["score"].sum()), len(part))[0] <= float(part["chance"].mean())
     }
 
 

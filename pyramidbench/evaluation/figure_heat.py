@@ -46,6 +46,8 @@ def _figure(rows: pd.DataFrame, task: str, budget: str, share: str) -> Canvas:
         "share of exact answers by where the answer stands (0 % is the start of the text) and the prompt's length; "
         f"samples a cell: {samples}"
     )
+    if len(cells) < len(methods) * len(lengths) * len(depths):
+        about += "; empty: not measured"
     canvas, panels = sheet(
         f"{task.replace('_', ' ').capitalize()}, {share} of the blocks of 8k tokens kept by rank", about, grid
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from pyramidbench.evaluation.figure_quality import Drawn
-from pyramidbench.evaluation.sheet import Grid, looks, marker, same_y, sheet, shown
+from pyramidbench.evaluation.sheet import Grid, head, looks, marker, same_y, sheet, shown
 from pyramidbench.evaluation.summary import by_position
 from pyramidbench.reporting.palette import INK
 from pyramidbench.units import tokens
@@ -35,14 +35,11 @@ def positions(frame: pd.DataFrame) -> Drawn:
             axes.plot(line["position"] + 0.5, line["difference"], color=look.colour, ls=look.line, **marker(look))
         axes.axhline(0, color=INK, ls="--", lw=1.2)
         budget = str(part["budget"].iloc[0]).removeprefix("keep=") if len(part) else ""
-        name = f"{texts[row]}\n" if column == 0 else "\n"
-        weight = "bold" if column == 0 else "normal"
-        axes.set_title(f"{name}{budget} (K {int(budgets[column])})", loc="left", fontsize=9, pad=4, fontweight=weight)
-        axes.set_xticks(range(0, int(long["position"].max()) + 2, 2), [])
+        head(axes, f"{budget} (K {int(budgets[column])})", "" if column else str(texts[row]))
+        # No tick at the ends, where the numbers of neighbours would touch.
+        ticks = range(2, int(long["position"].max()) + 1, 2)
+        axes.set_xticks(ticks, [tokens(1024 * tick) if row == grid.rows - 1 else "" for tick in ticks])
         if row == grid.rows - 1:
-            axes.set_xticks(
-                axes.get_xticks(), [tokens(1024 * int(tick)) if tick else "0" for tick in axes.get_xticks()]
-            )
             axes.set_xlabel("position")
     for start in range(0, len(panels), grid.columns):
         same_y(panels[start : start + grid.columns], grid.columns)

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
-from pyramidbench.evaluation.sheet import Grid, looks, marker, sheet, shown
+from pyramidbench.evaluation.sheet import Grid, head, looks, marker, sheet, shown
 from pyramidbench.evaluation.summary import MOSTLY_DENSE, summarise
 from pyramidbench.reporting.palette import BOUND, INK, MUTED, SHADE, Series
 from pyramidbench.units import is_missing, tokens
@@ -40,25 +40,34 @@ def quality(frame: pd.DataFrame, times: pd.DataFrame | None = None) -> Drawn:
 def _figure(group: str, rows: pd.DataFrame, times: pd.DataFrame | None) -> Canvas:
     lines, columns = _lines(group, rows), _columns(rows)
     series = looks(rows)
-    timed = int(times is not None)
-    grid = Grid(len(lines), len(columns) + timed, 1.35, shown(rows, series), right=0.42 if timed else 0.14)
+    timed, height = int(times is not None), 1.9 if len(lines) < 3 else 1.35
+    grid = Grid(len(lines), len(columns) + timed, height, shown(rows, series), right=0.42 if timed else 0.14)
     canvas, panels = sheet(TITLES[group], _about(rows), grid)
     for number, axes in enumerate(panels):
         row, column = divmod(number, grid.columns)
         name, own = lines[row]
         if column < len(columns):
             _panel(axes, own[_at(own) == columns[column]], series, group)
-            head, weight = (f"{name}\n", "bold") if column == 0 else ("\n", "normal")
-            axes.set_title(f"{head}{columns[column]}", loc="left", fontsize=9, pad=4, fontweight=weight)
+            head(axes, columns[column], "" if column else name)
+            _budgets(axes, rows[rows["top_k"].notna()])
         elif row or times is None:
             axes.set_visible(False)
         else:
             _speed(axes, times, series)
         axes.tick_params(labelbottom=row == grid.rows - 1 or column == len(columns))
         axes.set_xlabel("budget" if row == grid.rows - 1 else "")
+        if column < len(columns) and not axes.lines:
+            _empty(axes)
     for row in range(grid.rows):
         _scale(panels[row * grid.columns : row * grid.columns + len(columns)], group)
     return canvas
+
+
+def _empty(axes: Axes) -> None:
+    """Say that a panel has no rows."""
+    axes.grid(visible=False)
+    axes.set_yticks([])
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", fontsize=8.5, color=MUTED)
 
 
 def _scale(row: list[Axes], group: str) -> None:
@@ -68,7 +77,7 @@ def _scale(row: list[Axes], group: str) -> None:
         if group in ("retrieval", "recall"):
             axes.set_ylim(-0.05, 1.05)
             axes.set_yticks([0, 0.5, 1], ["0", "0.5", "1"])
-        elif limits:
+        elif limits and axes.lines:
             axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
         if number:
             axes.tick_params(labelleft=False, left=False)
@@ -103,14 +112,16 @@ def _about(rows: pd.DataFrame) -> str:
     words = [f"samples a point: {samples}", "budget: blocks kept by rank, as a share of those of 8k tokens"]
     if _has_bars(rows).any():
         words.append("bars: 95 % (Wilson)")
-    words.append("grey panels: under half of the queries had a choice, so that sparse is mostly dense")
+    if (rows["choice_share"] < MOSTLY_DENSE).any():
+        words.append("grey: under half of the queries had a choice, so that sparse is mostly dense")
     return "; ".join(words)
 
 
 def _panel(axes: Axes, rows: pd.DataFrame, series: dict[str, Series], group: str) -> None:
     sparse = rows[rows["top_k"].notna()]
-    if len(sparse) and sparse["choice_share"].mean() < MOSTLY_DENSE:
-        axes.set_facecolor(SHADE)
+    for top_k, share in sparse.groupby("top_k")["choice_share"].mean().items():
+        if share < MOSTLY_DENSE:
+            axes.axvspan(float(str(top_k)) / 2**0.5, float(str(top_k)) * 2**0.5, color=SHADE, lw=0, zorder=0)
     for method, line, at in _by_method(sparse):
         look = series[method]
         offset = _spread(method, series) if group != "perplexity" else 0.0
@@ -135,10 +146,9 @@ def _panel(axes: Axes, rows: pd.DataFrame, series: dict[str, Series], group: str
     if rows["chance"].notna().any():
         axes.axhline(float(rows["chance"].mean()), color=BOUND, ls=":", lw=1)
         axes.annotate(
-            "guess", (0.99, float(rows["chance"].mean())), (0, 2), textcoords="offset points",
-            xycoords=axes.get_yaxis_transform(), fontsize=7.5, color=MUTED, ha="right", va="bottom",
+            "guess", (0.99, float(rows["chance"].mean())), (0, -2), textcoords="offset points",
+            xycoords=axes.get_yaxis_transform(), fontsize=7.5, color=MUTED, ha="right", va="top",
         )  # fmt: skip
-    _budgets(axes, sparse)
 
 
 def _value(rows: pd.DataFrame, group: str) -> pd.Series:

@@ -175,7 +175,8 @@ def _claims(frame: pd.DataFrame) -> list[str]:
         "answers the share that was right counts. Mean of the differences with its 95 % interval (Student's t); above 0 the "
         f"pyramid is better. Confirmed: the interval lies above 0, or, for \"comparable\", within {COMPARABLE:g}. Not "
         "confirmed: it lies below 0. Not testable: the prompts fit into the blocks that are kept. Retrieval and recall count "
-        f"at those lengths where dense attention gets {DENSE_CAN:.0%} right or more.", "",
+        f"at those lengths where dense attention gets {DENSE_CAN:.0%} right or more, sets with choices where it does better "
+        "than a guess (the interval of all its answers, Wilson, lies above chance).", "",
         "| claim | by | method | against | budget | pairs | difference | choice | verdict |",
         "| --- | --- | --- | --- | --- | ---: | ---: | ---: | --- |",
     ]  # fmt: skip

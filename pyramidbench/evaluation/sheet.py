@@ -77,6 +77,16 @@ def _key(canvas: Canvas, names: Sequence[Series], top: float) -> None:
         canvas.text((left + 0.38) / WIDTH, y, one_line(look.name), fontsize=9, color=colour, va="center_baseline")
 
 
+def head(axes: Axes, text: str, name: str = "") -> None:
+    """A panel's title, with a name in bold above it: that of a row, at its first panel."""
+    axes.set_title(text, loc="left", fontsize=9, pad=4)
+    if name:
+        axes.annotate(
+            one_line(name), (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points", fontsize=9,
+            fontweight="bold",
+        )  # fmt: skip
+
+
 def marker(look: Series) -> dict[str, Any]:
     """Marker settings of a method's line."""
     stroked = look.marker in "x+1"

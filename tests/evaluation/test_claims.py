@@ -60,6 +60,19 @@ def test_what_dense_attention_cannot_do_is_left_out() -> None:
     assert judged(rows("dense", [0.0] * 10), rows("pyramid", [1.0] * 10), rows("flat", [0.0] * 10)) == []
 
 
+def test_a_set_that_dense_attention_guesses_is_left_out() -> None:
+    guessed = {"group": "commonsense", "task": "winowhy", "length": None, "shots": 4096, "chance": 0.5}
+    known = {**guessed, "task": "quartz"}
+    half, most = [1.0, 0.0] * 50, [1.0, 1.0, 0.0, 1.0] * 25
+    assert judged(rows("dense", half, **guessed), rows("pyramid", half, **guessed)) == []
+    (one,) = judged(
+        rows("dense", half, **guessed), rows("pyramid", half, **guessed),
+        rows("dense", most, **known), rows("pyramid", [0.0] * 100, **known),
+    )  # fmt: skip
+    assert (one.pairs, one.verdict) == (100, "not confirmed")
+    assert one.mean == pytest.approx(-0.75)
+
+
 def test_a_lower_loss_is_better() -> None:
     text = {"group": "perplexity", "task": "perplexity", "text": "emma"}
     (one,) = judged(rows("pyramid", [3.0, 3.1, 3.2, 3.3], **text), rows("flat", [3.1, 3.2, 3.31, 3.39], **text))

@@ -1,0 +1,48 @@
+"""Figures of an evaluation that the clock ended: panels without rows say so, and budgets without a choice are grey."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+
+from pyramidbench.evaluation.figure_quality import quality
+from pyramidbench.evaluation.record import columns
+
+
+@pytest.fixture(scope="module")
+def panels() -> list[Axes]:
+    """single_needle and multi_key at 1k and 2k; the latter at 1k alone."""
+    asked = (("single_needle", 1024), ("single_needle", 2048), ("multi_key", 1024))
+    frame = pd.DataFrame([row for task, length in asked for row in rows(task, length)], columns=columns())
+    canvas, _ = quality(frame)["quality-retrieval"]
+    return canvas.axes
+
+
+def rows(task: str, length: int) -> list[dict[str, Any]]:
+    base = {"status": "ok", "task": task, "group": "retrieval", "length": length, "index": 0, "seed": 0, "score": 1.0}
+    kept = [("keep=5%", 6, length / 2500), ("keep=10%", 13, length / 5000)]
+    sparse = [
+        {"method": "pyramid", "kind": "selection", "budget": b, "top_k": k, "choice_share": c} for b, k, c in kept
+    ]
+    return [{**base, **one} for one in [{"method": "dense", "kind": "dense"}, *sparse]]
+
+
+def test_a_panel_without_rows_says_so(panels: list[Axes]) -> None:
+    said = [[text.get_text() for text in axes.texts if text.get_text() == "not measured"] for axes in panels]
+    assert said == [[], [], [], ["not measured"]]
+    assert [label.get_text() for label in panels[3].get_xticklabels()] == ["5%", "10%"]
+
+
+def test_only_budgets_without_a_choice_are_grey(panels: list[Axes]) -> None:
+    assert [len(axes.patches) for axes in panels] == [2, 1, 2, 0]
+    grey = panels[1].patches[0].get_extents().transformed(panels[1].transData.inverted())
+    assert grey.x0 < 13 < grey.x1
+    assert grey.x0 > 6
+
+
+def test_a_row_of_panels_is_named_once(panels: list[Axes]) -> None:
+    names = [[text.get_text() for text in axes.texts if "_" in text.get_text()] for axes in panels]
+    assert names == [["single_needle"], [], ["multi_key"], []]
