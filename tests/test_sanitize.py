@@ -11,7 +11,7 @@ import pytest
 SCRIPT = Path(__file__).parent / "gpu" / "sanitize.sh"
 TOOL = """#!/bin/sh
 case "$*" in
---help) echo "  --kernel-regex arg" ;;
+--help) echo "  --kernel-regex arg"; echo "  --padding arg" ;;
 *planted_fault.py*)
     echo "planted fault: {library} sanitizer's library is loaded"
     echo "$*" | grep -qE -- "{finds}" && exit 9
@@ -45,9 +45,9 @@ def sanitized(
     ("finds", "said", "only_ours"),
     [
         pytest.param("next$", "the element behind a tensor was found (options: --kernel-regex", True, id="the nearest"),
-        pytest.param("9 /.*next$", "so that torch's kernels are checked too", False, id="no filter"),
+        pytest.param("4096 /.*next$", "so that torch's kernels are checked too", False, id="no filter"),
         pytest.param("far$", "1 MiB behind a tensor was found", True, id="far alone"),
-        pytest.param("9 /.*far$", "1 MiB behind a tensor was found", False, id="far, no filter"),
+        pytest.param("4096 /.*far$", "1 MiB behind a tensor was found", False, id="far, no filter"),
     ],
 )
 def test_a_fault_that_is_found_says_which_options_check(tmp_path: Path, finds: str, said: str, only_ours: bool) -> None:
@@ -58,6 +58,7 @@ def test_a_fault_that_is_found_says_which_options_check(tmp_path: Path, finds: s
     assert len(checks) == 4
     assert all("--target-processes all" in line for line in checks)
     assert all(("--kernel-regex" in line) is only_ours for line in checks)
+    assert all(("--padding" in line) is ("memcheck" in line) for line in checks)
     assert ("goes unseen" in done.stderr) is ("far" in finds)
 
 

@@ -1,10 +1,11 @@
 """The timer against triton.testing.do_bench and against CUDA-graph replay, on three calls: a launch-bound one, one bound by
 memory, and one bound by arithmetic.
 
-`python tests/gpu/bench_clock.py` prints medians in microseconds, and each figure ÷ ours, which is of the three in turns, as
-methods are measured. "Alone" is our timer on that call only, as the other tools have it. Ours, do_bench and the replayed graph
-see a cold L2; do_bench_cudagraph repeats the call inside one graph, with the L2 as the call leaves it. The call that is bound by
-memory is a kernel: a copy would become a memory node of the graph, which is another operation.
+`python tests/gpu/bench_clock.py` prints medians in microseconds, and each figure ÷ ours, which is of the three in
+turns, as methods are measured. "Alone" is our timer on that call only, as the other tools have it. Ours, do_bench and
+the replayed graph see a cold L2; do_bench_cudagraph repeats the call inside one graph, with the L2 as the call leaves
+it. The call that is bound by memory is a kernel: a copy would become a memory node of the graph, which is another
+operation.
 """
 
 from __future__ import annotations

@@ -34,13 +34,19 @@ only=
 if compute-sanitizer --help 2>&1 | grep -q -- --kernel-regex; then
     only="--kernel-regex kns=^_[a-z]"
 fi
+# Else what lies behind one allocation may be the next one, where a write is no fault that memcheck can see.
+padding=
+if compute-sanitizer --help 2>&1 | grep -q -- --padding; then
+    padding="--padding 4096"
+fi
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
 # What a planted fault comes to under memcheck: 9 if it is found. plant next|far LOG [OPTION ...]
 plant() {
     fault=$1
     log=$logs/$2
     shift 2
-    timeout $limit_s compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 "$@" \
+    # shellcheck disable=SC2086 - an option and its value
+    timeout $limit_s compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 $padding "$@" \
         "$python" "$here/planted_fault.py" "$fault" >"$log" 2>&1
     echo $? >"$log.code"
 }
@@ -110,8 +116,10 @@ esac
 under() {
     tool=$1
     shift
+    apart=
+    [ "$tool" != memcheck ] || apart=$padding
     "$python" "$here/every_kernel.py" --under "timeout $limit_s compute-sanitizer --tool $tool \
-        --target-processes all --error-exitcode 9 --print-limit 20 $only" "$@"
+        --target-processes all --error-exitcode 9 --print-limit 20 $only $apart" "$@"
 }
 
 under memcheck >"$logs/memcheck" 2>&1 &
