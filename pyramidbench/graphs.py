@@ -8,8 +8,6 @@ import torch
 
 from pyramidbench.clock import Call
 
-WARM_UP_CALLS = 3
-
 
 @dataclass(frozen=True)
 class Replay:
@@ -29,8 +27,8 @@ def record_graph(call: Call, device: torch.device) -> Replay | str:
     random_state = generator.clone_state()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        for _ in range(WARM_UP_CALLS):
-            call()
+        # Once, for what libraries set up for each stream: the call itself has been warmed up and timed, and may take a second.
+        call()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     try:

@@ -66,7 +66,7 @@ def classify(error: BaseException) -> tuple[Status, str]:
         return "oom", f"out of memory: {text}"
     if is_device_fault(error):
         return "cuda_error", text
-    return "crashed", f"{type(error).__name__}: {text}"
+    return "crashed", f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def is_device_fault(error: BaseException) -> bool:

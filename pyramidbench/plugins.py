@@ -28,6 +28,9 @@ from pyramidbench.problem import Problem
 GROUP = "pyramidbench.methods"
 """The entry point group: the name is the method's, the value a module with one method in it, or the class, "module:Class"."""
 
+NEEDED = ("select", "attend", "backend", "cost")
+"""What a method must bring, itself or by what it builds on: what is missing is found when it is loaded, not in a cell."""
+
 
 @dataclass(frozen=True)
 class Broken(Method):
@@ -145,4 +148,8 @@ def _checked(found: object) -> type[Method]:
         raise UserError(f"{found!r} is no subclass of Method; accepted: a module with one in it, or the class")
     if not dataclasses.is_dataclass(found) or "__dataclass_fields__" not in vars(found):
         raise UserError(f"{found.__name__} is not a dataclass; put @dataclass(frozen=True) above it")
+    missing = [name for name in NEEDED if getattr(found, name) is getattr(Method, name)]
+    if missing:
+        wanted = f"{', '.join(NEEDED[:-1])} and {NEEDED[-1]}"
+        raise UserError(f"{found.__name__} has no {' and no '.join(missing)}; accepted: a Method with {wanted}")
     return found

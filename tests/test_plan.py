@@ -122,9 +122,9 @@ def test_a_method_without_its_package_is_unsupported(tmp_path: Path) -> None:
     own = tmp_path / "absent.py"
     own.write_text(
         "from dataclasses import dataclass\n"
-        "from pyramidbench.method import Method\n"
+        "from pyramidbench.methods.dense import Dense\n"
         "@dataclass(frozen=True)\n"
-        "class Absent(Method):\n"
+        "class Absent(Dense):\n"
         "    def unavailable(self):\n"
         "        return 'needs the package absent'\n"
     )

@@ -30,6 +30,30 @@ class Mine(Method):
 
     presets = {"wide": {"width": 9}}
     width: int = 3
+
+    def select(self, q, k, problem):
+        return None
+
+    def attend(self, q, k, v, selection, problem):
+        return q
+
+    def backend(self, problem):
+        return "torch"
+
+    def cost(self, problem):
+        raise NotImplementedError
+'''
+HALF_A_METHOD = '''
+"""Half of a method."""
+from dataclasses import dataclass
+from pyramidbench.method import BlockMethod
+
+@dataclass(frozen=True)
+class Half(BlockMethod):
+    """Keeps nothing."""
+
+    def select(self, q, k, problem):
+        return None
 '''
 SLIDING = '''
 """A window."""
@@ -120,6 +144,11 @@ BROKEN = {
     "exit": ("raise SystemExit(3)", "SystemExit: 3"),
     "none": ("x = 1", "it defines 0 methods; accepted: exactly one subclass of Method per file"),
     "two": (OWN_METHOD + "\n@dataclass(frozen=True)\nclass Two(Method):\n    pass\n", "it defines 2 methods"),
+    "half": (HALF_A_METHOD, "Half has no attend; accepted: a Method with select, attend, backend and cost"),
+    "bare": (
+        HALF_A_METHOD.replace("BlockMethod", "Method").partition("    def")[0],
+        "Half has no select and no attend and ",
+    ),
     "no-dataclass": (OWN_METHOD.replace("@dataclass(frozen=True)\n", ""), "Mine is not a dataclass; put @dataclass"),
     "no-default": (OWN_METHOD.replace("width: int = 3", "width: int"), "ValidationError: "),
     "asked": (

@@ -370,9 +370,9 @@ def test_a_method_of_the_users_own_takes_the_axes_that_it_has(tmp_path: Path) ->
     own = tmp_path / "own.py"
     own.write_text(
         "from dataclasses import dataclass\n"
-        "from pyramidbench.method import Method\n"
+        "from pyramidbench.methods.dense import Dense\n"
         "@dataclass(frozen=True)\n"
-        "class Own(Method):\n"
+        "class Own(Dense):\n"
         '    """Has one axis."""\n'
         "    query_tile: int = 1\n"
     )
@@ -409,3 +409,25 @@ def test_a_length_that_a_suite_lacks_is_an_error() -> None:
 
 def choose(suite: str | Suite, axes: dict[str, str | None]) -> Suite:
     return choose_suite(suite, axes, input=None, causal=True, seed=0, timed=True)
+
+
+def test_the_suite_of_methods_holds_all_that_can_run_on_a_captured_layer(describe: Describe) -> None:
+    """Every method of here at three lengths and two budgets; what is left out cannot do such a layer, or is no wheel."""
+    cells = load_suite("methods").cells(describe, capture=FILE)
+    left_out = {
+        "fla_nsa": "groups of 16 query heads",
+        "fla_moba": "the package flash-attn, which is built on installation",
+        "fastvideo_vsa": "no causal mask",
+        "llsa": "no causal mask",
+        "flash_moba": "a build from its repository",
+        "block_sparse_attn": "a build from its repository",
+    }
+    by_method: dict[str, set[tuple[int, object]]] = {}
+    for cell in cells:
+        budget = cell.budget or cell.parameters.get("top_p") or cell.parameters.get("kernel")
+        by_method.setdefault(cell.method.partition(":")[0], set()).add((cell.seq_len, budget))
+    assert set(by_method) == set(method_names()) - set(left_out)
+    for name, points in by_method.items():
+        assert {length for length, _ in points} == {1 << 14, 1 << 16, 1 << 18}, name
+        budgets = {budget for length, budget in points if length == 1 << 18}
+        assert len(budgets) >= 2 or name == "dense", name

@@ -5,13 +5,14 @@
 #
 # In a shell that prepare.sh made ready, with transformers, tokenizers, accelerate and gguf. MODEL: as `pyramidbench capture` takes
 # it, smollm2 unless given; without network that needs the one file that `pyramidbench capture smollm2 --fetch-only` leaves under
-# .model. The text is this Python's standard library. PARTS are captures with the lengths that are measured on each, since the
-# positions of a longer one are stretched further, which strains the model: "64k=16k,64k 256k=256k" unless set. The captures, about
-# 0.1 and 0.5 GB, lie in CAPTURES, which is ${TMPDIR:-/tmp} unless set. While the model is converted and runs, the suite's kernels are
-# compiled in JOBS processes, 8 unless set. OUT/methods-64k and so on are run folders, which the same command resumes; OUT/methods
-# is all of them merged, made anew, with a report OUT/report; logs and tables lie beside them. LAYER (13), ONLY (methods of the
-# equal-mass tables, which are made at the captures' own lengths; a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE
-# (methods), DEVICE (auto) and PYTHON (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set.
+# .model. The text is this Python's standard library. PARTS are the lengths that are measured, each in a run of its own and in this
+# order, with the capture that each is taken from, since the positions of a longer one are stretched further, which strains the
+# model: "64k=64k 256k=256k 16k=64k" unless set. The captures, about 0.1 and 0.5 GB, lie in CAPTURES, which is ${TMPDIR:-/tmp} unless
+# set. While the model is converted and runs, the suite's kernels are compiled in JOBS processes, 8 unless set. OUT/methods-64k and
+# so on are run folders, which the same command resumes, each with its report, OUT/report-64k and so on; logs and tables lie beside
+# them. LAYER (13), EQUAL_MASS (captures whose tables of equal mass are made at their own length: "64k 256k", may be empty), ONLY
+# (methods of those tables, a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE (methods), DEVICE (auto) and PYTHON
+# (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [MODEL]" >&2
@@ -24,7 +25,7 @@ limit_s=${LIMIT_S:-600}
 suite=${SUITE:-methods}
 mkdir -p "$1"
 out=$(CDPATH='' cd -- "$1" && pwd)
-parts=${PARTS:-64k=16k,64k 256k=256k}
+parts=${PARTS:-64k=64k 256k=256k 16k=64k}
 began=$(date +%s)
 
 say() {
@@ -39,7 +40,7 @@ captured() {
 timeout "$limit_s" "$python" "$here/compile_suite.py" "$suite" --jobs "${JOBS:-8}" --device "$device" >"$out/compiled.txt" 2>&1 &
 compiling=$!
 for part in $parts; do
-    tokens=${part%%=*}
+    tokens=${part#*=}
     capture=$(captured "$tokens")
     if [ ! -f "$capture" ]; then
         timeout "$limit_s" "$python" -m pyramidbench capture "${2:-smollm2}" --tokens "$tokens" --layers "${LAYER:-13}" \
@@ -55,23 +56,17 @@ done
 wait "$compiling"
 tail -n 1 "$out/compiled.txt"
 say "compiled"
-set --
 for part in $parts; do
-    tokens=${part%%=*}
-    timeout "$limit_s" "$python" -m pyramidbench sweep "$suite" --input "$(captured "$tokens")" --seq "${part#*=}" \
-        --timing "${TIMING:-100ms}" --device "$device" --out "$out/methods-$tokens" 2>&1 | tee "$out/methods-$tokens.txt"
-    say "sweep $suite at ${part#*=}"
-    set -- "$@" "$out/methods-$tokens"
+    length=${part%%=*}
+    timeout "$limit_s" "$python" -m pyramidbench sweep "$suite" --input "$(captured "${part#*=}")" --seq "$length" \
+        --timing "${TIMING:-100ms}" --device "$device" --out "$out/methods-$length" 2>&1 | tee "$out/methods-$length.txt"
+    say "sweep $suite at $length"
 done
-# The merged run is made of the others, so that an old one goes.
-rm -rf "${out:?}/methods"
-if [ $# -gt 1 ]; then
-    "$python" -m pyramidbench merge "$@" --out "$out/methods" && set -- "$out/methods"
-fi
-"$python" -m pyramidbench report "$@" --out "$out/report"
-say "report"
 for part in $parts; do
-    tokens=${part%%=*}
+    "$python" -m pyramidbench report "$out/methods-${part%%=*}" --out "$out/report-${part%%=*}"
+done
+say "reports"
+for tokens in ${EQUAL_MASS-64k 256k}; do
     timeout "$limit_s" "$python" "$here/bench_equal_mass.py" "$(captured "$tokens")" --tokens "$tokens" --rounds 3 --device "$device" \
         --only "${ONLY:-}" 2>&1 | tee "$out/equal-mass-$tokens.txt"
     say "equal mass at $tokens"
