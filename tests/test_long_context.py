@@ -179,3 +179,18 @@ def test_nothing_is_measured_without_a_capture(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "no capture of 64k tokens" in done.stderr
     assert not any("sweep" in line for line in asked)
+
+
+def test_a_runs_manifest_names_no_folder_of_its_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where folders are given as relative ones, so are they handed on: what a recorded run must have."""
+    monkeypatch.chdir(tmp_path)
+    log, python = tmp_path / "log", tmp_path / "python"
+    python.write_text(PYTHON.format(log=log, make="touch"))
+    python.chmod(0o755)
+    (tmp_path / "captures").mkdir()
+    environment = {**os.environ, "PYTHON": str(python), "CAPTURES": "captures", "EQUAL_MASS": ""}
+    subprocess.run(["sh", str(SCRIPTS / "long_context.sh"), "out"], check=True, env=environment, capture_output=True)
+    asked = [line for line in log.read_text().splitlines() if line.startswith("-m pyramidbench")]
+    assert sum(" sweep " in line for line in asked) == 3
+    assert not any(word.startswith("/") for line in asked for word in line.split())
+    assert not any("bench_equal_mass" in line for line in log.read_text().splitlines())

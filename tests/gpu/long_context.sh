@@ -12,7 +12,8 @@
 # so on are run folders, which the same command resumes, each with its report, OUT/report-64k and so on; logs and tables lie beside
 # them. LAYER (13), EQUAL_MASS (captures whose tables of equal mass are made at their own length: "64k 256k", may be empty), ONLY
 # (methods of those tables, a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE (methods), DEVICE (auto) and PYTHON
-# (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set.
+# (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set. A run's manifest holds OUT and CAPTURES as they are
+# given: for one that is to be committed, give both relative to the folder that the script is called in.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [MODEL]" >&2
@@ -23,8 +24,8 @@ python=${PYTHON:-python3}
 device=${DEVICE:-auto}
 limit_s=${LIMIT_S:-600}
 suite=${SUITE:-methods}
-mkdir -p "$1"
-out=$(CDPATH='' cd -- "$1" && pwd)
+out=$1
+mkdir -p "$out"
 parts=${PARTS:-64k=64k 256k=256k 16k=64k}
 began=$(date +%s)
 
