@@ -39,5 +39,12 @@ def record_graph(call: Call, device: torch.device) -> Replay | str:
         torch.cuda.set_stream(current)
         generator.graphsafe_set_state(random_state)
         torch.cuda.synchronize(device)
-        return " ".join(str(error).split())[:120]
+        return _reason(" ".join(str(error).split()))
     return Replay(graph, result)
+
+
+def _reason(error: str) -> str:
+    """What a failed capture says to a user; CUDA's own text names an error code and a way to look it up."""
+    if "StreamCapture" in error:
+        return "it waits for the device, or does something else that a capture does not allow"
+    return error[:120]
