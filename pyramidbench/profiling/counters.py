@@ -1,10 +1,11 @@
 """Hardware counters of kernels: reading the CSV of Nsight Compute, and putting its figures into a profile's rows.
 
-The format (seen from Nsight Compute 2024.1 with --csv): lines of the tool that begin with "==", perhaps what the program
-prints, and then a table of quoted values under a header that begins with "ID". With --page raw each metric is a column, the
-first row has the units, and then comes one row per launch of a kernel. Without it a row has one value: columns "Metric Name",
-"Metric Unit" and "Metric Value", names being labels where a report is printed that had sections, and rows without a metric
-being advice. The tool writes numbers as the language settings of its user have them, which `pyramidbench.profiling.ncu` sets.
+The format, as Nsight Compute wrote it on an H200 and 2024.1 writes it for reports, with --csv: lines of the tool that begin
+with "==", perhaps what the program prints, and then a table of quoted values under a header that begins with "ID". A row has
+one value of one launch: columns "Metric Name", "Metric Unit" and "Metric Value"; names are labels where a report is printed
+that had sections, and rows without a metric are advice. With --page raw each metric is a column, the first row has the units,
+and then comes one row per launch. The tool writes numbers as the language settings of its user have them, which
+`pyramidbench.profiling.ncu` sets.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 By default the tool locks the device's clocks while it measures; here it must not, as no setting of a device is ever changed. It
 replays each kernel several times and empties the caches before each, which is asked for by name: what a kernel finds in the
 L2 otherwise depends on the replay before. It writes numbers as the user's language settings say (1.420,5 in German), so these
-are set too. With --page raw metrics stand under their own names, and never under labels.
+are set too.
 
 Where it fails, its log and its streams share the reasons: "The application returned an error code (1)" may stand in the log
 and, on stderr, why. Lines that begin with == are the tool's.
@@ -47,7 +47,7 @@ def command(program: Sequence[str], log: Path) -> list[str]:
     """The command that runs a program under Nsight Compute and writes the counters of the range that it opens to `log`."""
     options = [
         "--profile-from-start", "off", "--target-processes", "all", "--clock-control", "none", "--cache-control", "all",
-        "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS),
+        "--csv", "--print-units", "base", "--metrics", ",".join(METRICS),
     ]  # fmt: skip
     ours = ["env", "LC_ALL=C.UTF-8", tool() or "ncu", *options, "--log-file", str(log), "--force-overwrite"]
     return [*ours, *program]

@@ -174,7 +174,7 @@ def with_counters(row: KernelRow, counted: Mapping[str, float], device: Device) 
     )
     share = max((share for share in shares if share is not None), default=None)
     known = {name: counted[name] for name in COUNTED if name in counted}
-    return row.model_copy(update=known | {"source": "ncu", "roof_share": share})
+    return KernelRow.model_validate(row.model_dump() | known | {"source": "ncu", "roof_share": share})
 
 
 def short_name(kernel: str) -> str:
