@@ -13,7 +13,7 @@ demo: setup $(CAPTURE)
 	$(BIN)/pyramidbench sweep demo --input $(CAPTURE) --timing 500ms
 
 test: setup model lint types
-	$(BIN)/pytest --numprocesses $(WORKERS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 # The kernels on a CUDA device, in bf16, fp16 and fp32, and those of other packages that are installed: nearly all of it is
 # compiling, so side by side; then, one by one, the tests that hold times to each other.

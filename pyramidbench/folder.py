@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,13 +42,18 @@ def set_aside(folder: Path) -> Path | None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never half of it."""
+    """Write a file so that a crash or a full disk leaves the old one or the new one, never half of it."""
     part = path.with_name(path.name + ".part")
-    with part.open("wb") as stream:
-        stream.write(content.encode() if isinstance(content, str) else content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()  # it takes room on a full disk
+        raise
 
 
 def drop_torn_line(path: Path) -> None:

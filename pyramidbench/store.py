@@ -52,8 +52,8 @@ class Run:
 
     def export(self) -> None:
         """Write results.parquet and results.csv."""
-        self.frame.to_parquet(self.path / "results.parquet", index=False)
-        self.frame.to_csv(self.path / "results.csv", index=False)
+        write_whole(self.path / "results.parquet", self.frame.to_parquet(index=False))
+        write_whole(self.path / "results.csv", self.frame.to_csv(index=False))
 
 
 def load_run(path: str | Path) -> Run:

@@ -25,6 +25,11 @@ from pyramidbench.timing import Timing
 QKV = tuple[Tensor, Tensor, Tensor]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that take minutes start first: started last, one of them runs alone while the other cores have nothing left."""
+    items.sort(key=lambda item: item.get_closest_marker("minutes") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tensors here are tiny: a second thread makes them thirty times slower when the machine is busy."""

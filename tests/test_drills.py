@@ -127,7 +127,7 @@ def test_a_full_disk_is_one_clear_line_and_the_run_goes_on_when_there_is_room(
 
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "fsync", full)
-        with pytest.raises(UserError, match=r"cannot write to .*No space left on device\. Free some space") as error:
+        with pytest.raises(UserError, match=r"cannot write .*No space left on device.*[Ff]ree some space") as error:
             sweep(out=folder, **axes)
     assert "\n" not in str(error.value)
     stopped = load_run(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -209,6 +210,41 @@ def test_tables_that_cannot_be_written_do_not_hold_the_folder(tmp_path: Path) ->
     one_line(error)
     (folder / "results.csv").rmdir()
     assert len(RunWriter(folder, manifest(), DEVICE).close().records) == 1
+
+
+@pytest.mark.parametrize("table", ["results.csv", "results.parquet"])
+def test_a_full_disk_leaves_the_tables_that_were_there(
+    table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a table reads like a whole one with fewer cells."""
+    folder = measured(tmp_path / "run", CELLS[:1])
+    before = {name: (folder / name).read_bytes() for name in ("results.csv", "results.parquet")}
+    writer = RunWriter(folder, manifest(), DEVICE)
+    writer.add(record(CELLS[1], latency_s=2.0))
+
+    def full(path: Path, content: str | bytes) -> None:
+        if path.name == table:
+            path.with_name(f"{table}.part").write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "write_whole", full)
+        with pytest.raises(UserError, match=r"cannot write the tables in .*No space left on device"):
+            writer.close()
+    assert (folder / table).read_bytes() == before[table]
+    assert len(load_run(folder).records) == 2
+
+
+def test_a_file_that_finds_no_room_leaves_no_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, f"No space left on device {descriptor}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pyramidbench.folder.os.fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_whole(tmp_path / "file", "new")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

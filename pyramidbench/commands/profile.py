@@ -96,6 +96,7 @@ def _profile(cell: Cell, device: torch.device, out: Path | None, budget_s: float
         made = profile_cell(cell, device, folder, budget_s)
         told = _counters(made, folder) if ncu else []
         made = with_counters(made, folder)
+        told += _read(made, folder)
         files = write_profile(made, folder)
     except GateFailure as failure:
         say(console(error=True), f"error: {cell.method} is wrong on this cell, so it has no speed: {failure}")
@@ -123,12 +124,21 @@ def _counters(made: Profile, folder: Path) -> list[str]:
         return [*lines, "Counters: none on a CPU; the command is for a machine with an NVIDIA GPU."]
     failed = None if log.is_file() else ncu.collect(program, log)
     if failed:
-        log.unlink(missing_ok=True)
         return [
             *lines,
             f"Counters: {failed}. Run that command where it works, then this one again with --out {folder}.",
         ]
-    return [*lines, f"Counters: read from {log}"]
+    return lines
+
+
+def _read(made: Profile, folder: Path) -> list[str]:
+    """How many kernels have counters, where there are any to read."""
+    from pyramidbench.profiling.files import COUNTERS
+
+    if not (folder / COUNTERS).is_file():
+        return []
+    rows = sum(kernel.source == "ncu" for kernel in made.kernels)
+    return [f"Counters: read from {folder / COUNTERS}, of {rows} of the {len(made.kernels)} rows of kernels"]
 
 
 def _call_once(cell: Cell, device: torch.device) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pyramidbench.cell import Cell
 from pyramidbench.folder import write_whole
-from pyramidbench.profiling import ncu
+from pyramidbench.profiling.counters import Counters, joined, read_counters
 from pyramidbench.profiling.draw import save_figure
 from pyramidbench.profiling.figures import profile_figures
 from pyramidbench.profiling.profile import TRACE, Profile
@@ -35,14 +35,14 @@ def write_profile(profile: Profile, folder: Path) -> list[Path]:
     return [folder / TRACE, folder / "profile.json", folder / "stages.csv", folder / "kernels.csv", *figures]
 
 
-def counters_in(folder: Path) -> tuple[ncu.Counters, ...]:
+def counters_in(folder: Path) -> tuple[Counters, ...]:
     """The counters that lie in a profile's folder; none where no file of them does.
 
     Raises:
         UserError: the file there is no output of Nsight Compute.
     """
     path = folder / COUNTERS
-    return ncu.read_counters(path.read_text(encoding="utf-8")) if path.is_file() else ()
+    return read_counters(path.read_text(encoding="utf-8", errors="replace")) if path.is_file() else ()
 
 
 def with_counters(profile: Profile, folder: Path) -> Profile:
@@ -51,7 +51,7 @@ def with_counters(profile: Profile, folder: Path) -> Profile:
     Raises:
         UserError: the file there is no output of Nsight Compute.
     """
-    kernels = ncu.joined(profile.kernels, counters_in(folder), profile.device)
+    kernels = joined(profile.kernels, counters_in(folder), profile.device)
     return profile.model_copy(update={"kernels": kernels})
 
 

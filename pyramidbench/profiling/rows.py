@@ -16,7 +16,7 @@ from pyramidbench.profiling.work import Source, Work
 
 MOST_OF = 0.9
 """From this share of a stage's time on, its one kernel does what the stage's formula counts."""
-COUNTED = ("bytes", "l2_bytes", "tensor_share", "sm_share", "occupancy", "registers")
+COUNTED = ("counted_s", "bytes", "l2_bytes", "tensor_share", "sm_share", "occupancy", "registers")
 """Columns of a kernel that hardware counters fill."""
 Watched = Mapping[tuple[str, str], Work]
 
@@ -78,6 +78,9 @@ class KernelRow(_Rated):
         description="where its work is known from: shapes (a torch operator's tensors), arguments (a Triton kernel's tensors), "
         "formula (the stage's, of a stage with one kernel), ncu (hardware counters)",
     )
+    counted_s: float | None = Field(
+        default=None, description="ncu: the launches' time while bytes were counted, each from empty caches"
+    )
     l2_bytes: float | None = Field(default=None, description="ncu: bytes through the L2")
     tensor_share: float | None = Field(
         default=None, description="ncu: share of cycles in which the tensor cores worked"
@@ -89,6 +92,15 @@ class KernelRow(_Rated):
     @property
     def seconds(self) -> float:
         return self.time_s
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.over_counted(self.bytes)
+
+    def over_counted(self, moved: float | None) -> float | None:
+        """Bytes per second of the time in which they were moved: with counters, that of the tool's own launches."""
+        seconds = self.counted_s or self.time_s
+        return moved / seconds if moved and seconds else None
 
 
 def stage_rows(
@@ -154,10 +166,15 @@ def _kernel_row(
 
 
 def with_counters(row: KernelRow, counted: Mapping[str, float], device: Device) -> KernelRow:
-    """A kernel's row with what hardware counters say, by names of COUNTED; bytes are those that reached the memory."""
-    share = _roof_share(row.flops, counted.get("bytes"), row.time_s, device)
+    """A kernel's row with what hardware counters say, by names of COUNTED; bytes are those that reached the memory, in the
+    time that they took then."""
+    shares = (
+        _roof_share(row.flops, None, row.time_s, device),
+        _roof_share(None, counted.get("bytes"), counted.get("counted_s", row.time_s), device),
+    )
+    share = max((share for share in shares if share is not None), default=None)
     known = {name: counted[name] for name in COUNTED if name in counted}
-    return row.model_copy(update=known | {"source": "ncu", "roof_share": share})
+    return KernelRow.model_validate(row.model_dump() | known | {"source": "ncu", "roof_share": share})
 
 
 def short_name(kernel: str) -> str:

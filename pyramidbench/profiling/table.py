@@ -184,7 +184,7 @@ def _percent(share: float | None) -> str:
 
 
 COUNTERS = (
-    _number("L2 GB/s", lambda row: _scaled(row.l2_bytes and row.l2_bytes / row.time_s, 1e9), 6),
+    _number("L2 GB/s", lambda row: _scaled(row.over_counted(row.l2_bytes), 1e9), 6),
     _number("tensor", lambda row: _percent(row.tensor_share), 6),
     _number("SM", lambda row: _percent(row.sm_share), 6),
     _number("warps", lambda row: _percent(row.occupancy), 6),

@@ -22,6 +22,7 @@ from pyramidbench.record import Record
 from pyramidbench.stats import Interval
 
 MIB = 1 << 20
+CUDA = "CUDA events, cold L2"
 
 
 def record(status: str = "ok", **columns: Any) -> Record:
@@ -56,8 +57,17 @@ def test_no_time_has_no_verdict() -> None:
     ],
 )  # fmt: skip
 def test_memory_by_the_margin_and_at_least_a_mebibyte(a: int | None, b: int | None, verdict: str) -> None:
-    sizes = [record(peak_memory_bytes=None if size is None else size * MIB) for size in (a, b)]
+    sizes = [record(peak_memory_bytes=None if size is None else size * MIB, clock=CUDA) for size in (a, b)]
     assert judge_memory(sizes[0], sizes[1], 0.02) == verdict
+
+
+@pytest.mark.parametrize(
+    ("clock", "verdict"), [(CUDA, "more"), ("perf_counter, cold cache", "same")], ids=["GPU", "CPU"]
+)
+def test_resident_memory_moves_by_more_than_an_allocators(clock: str, verdict: str) -> None:
+    before, after = (record(peak_memory_bytes=size * MIB, clock=clock) for size in (3, 6))
+    assert judge_memory(before, after, 0.02) == verdict
+    assert judge_memory(before, record(peak_memory_bytes=9 * MIB, clock=clock), 0.02) == "more"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -12,10 +13,15 @@ import pytest
 
 from pyramidbench.device import Device
 from pyramidbench.errors import UserError
-from pyramidbench.profiling.ncu import RIGHTS, collect, command, joined, printed, read_counters
+from pyramidbench.profiling import ncu
+from pyramidbench.profiling.counters import METRICS, joined, read_counters
+from pyramidbench.profiling.ncu import FAILED, RIGHTS, collect, command, printed, tool
 from pyramidbench.profiling.rows import KernelRow, short_name
 
 TEXT = (Path(__file__).parent / "fixtures" / "ncu.csv").read_text()
+H200 = (Path(__file__).parent / "fixtures" / "ncu-h200.csv").read_text()
+RAW = (Path(__file__).parent / "fixtures" / "ncu-raw.csv").read_text()
+LONG_HEADER = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"'
 DEVICE = Device(
     kind="cuda", name="H200", memory_bytes=1, threads=1, system="", python="", torch="", triton=None, cuda="13.0",
     capability="9.0", peak_flops_per_s=1e15, peak_bytes_per_s=4e12,
@@ -34,6 +40,7 @@ def test_counters_are_read_in_si() -> None:
     assert walk.values == {
         "bytes": 67108864 + 1048576, "l2_bytes": 268435456, "sm_share": pytest.approx(0.412),
         "tensor_share": pytest.approx(0.035), "occupancy": pytest.approx(0.1875), "registers": 168,
+        "counted_s": pytest.approx(240e-6),
     }  # fmt: skip
     assert (attend.name, attend.launches) == ("_attend_rows", 2)
     assert attend.values["bytes"] == pytest.approx(450e6)
@@ -42,20 +49,35 @@ def test_counters_are_read_in_si() -> None:
 
 
 def test_figures_stand_in_the_rows_of_their_kernels() -> None:
-    rows = [kernel("_walk", flops=1e9), kernel("_attend_rows", "attend"), kernel("_pool", "build"), kernel("_walk2")]
+    rows = [
+        kernel("_walk", flops=1e9), kernel("_attend_rows", "attend", launches=2), kernel("_pool", "build"), kernel("_walk2")
+    ]  # fmt: skip
     walk, attend, pool, other = joined(rows, read_counters(TEXT), DEVICE)
     assert (walk.bytes, walk.registers, walk.source) == (68157440, 168, "ncu")
-    assert walk.bytes_per_s == pytest.approx(68157440 / 1e-3)
-    assert walk.roof_share == pytest.approx(68157440 / 4e12 / 1e-3)
+    assert walk.bytes_per_s == pytest.approx(68157440 / 240e-6), "in the time in which they were counted"
+    assert walk.roof_share == pytest.approx(68157440 / 4e12 / 240e-6)
+    assert walk.flops_per_s == pytest.approx(1e9 / 1e-3), "operations are the formula's, in the time of the trace"
     assert attend.bytes == pytest.approx(450e6)
     assert attend.registers is None
     assert pool == rows[2]
     assert other == rows[3]
 
 
-def test_a_kernel_of_two_stages_keeps_its_estimates() -> None:
-    rows = (kernel("_walk", "route"), kernel("_walk", "backward"))
-    assert joined(rows, read_counters(TEXT), DEVICE) == rows
+@pytest.mark.parametrize(
+    "rows",
+    [
+        (kernel("_walk", "route"), kernel("_walk", "backward")),
+        (kernel("_attend_rows", "attend", launches=1),),
+        (kernel("void at::native::copy<4, F>(F)"),),
+    ],
+    ids=["of two stages", "of another number of launches", "of several instances"],
+)
+def test_a_kernel_that_cannot_be_told_keeps_its_estimates(rows: tuple[KernelRow, ...]) -> None:
+    line = '"{}","void at::native::copy<(int){}, F>(T2)","lts__t_bytes.sum","byte","1,000"'
+    instances = "\n".join([LONG_HEADER, line.format(0, 4), line.format(1, 8)])
+    known = [*read_counters(TEXT), *read_counters(instances)]
+    assert len(known) == 5
+    assert joined(rows, known, DEVICE) == rows
 
 
 @pytest.mark.parametrize(
@@ -83,16 +105,16 @@ def test_names_of_two_tools_agree(name: str, short: str) -> None:
         ),
         ('"ID","Kernel Name","Metric Name","Metric Value"\n', "it says: nothing"),
         ('"ID","Kernel Name","Metric Name","Metric Value"\n"0","k","m","1"\n', "lacks the column 'Metric Unit'"),
-        (
-            '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","k","m","furlong","1"\n',
-            "'1' in 'furlong'",
-        ),
-        (
-            '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n"0","k","m","byte","many"\n',
-            "'many' in 'byte'",
-        ),
+        (f'{LONG_HEADER}\n"0","k","lts__t_bytes.sum","furlong","1"\n', "'1' in 'furlong' of lts__t_bytes.sum"),
+        (f'{LONG_HEADER}\n"0","k","lts__t_bytes.sum","byte","many"\n', "'many' in 'byte'"),
+        (f'{LONG_HEADER}\n"0","k","gpu__time_duration.sum","ns","1.420.832"\n', "'1.420.832' in 'ns'"),
+        (f'{LONG_HEADER}\n"0","k","sm__throughput.avg.pct_of_peak_sustained_elapsed","%","22,60"\n', "'22,60' in '%'"),
+        (f'{LONG_HEADER}\n"0","k","Duration","nsecond","1420832"\n', "no value of the metrics that are read"),
+        (f'{LONG_HEADER}\n"0","k","lts__t_b', "no value of the metrics that are read"),
     ],
-)
+    ids=["nothing", "no rights", "a header alone", "a column less", "unit", "value", "German thousands", "German decimals",
+         "labels, as --import prints", "cut off"],
+)  # fmt: skip
 def test_what_is_no_table_of_counters_is_refused(text: str, told: str) -> None:
     with pytest.raises(UserError) as refused:
         read_counters(text)
@@ -102,8 +124,7 @@ def test_what_is_no_table_of_counters_is_refused(text: str, told: str) -> None:
 def test_the_command_collects_what_is_read(tmp_path: Path) -> None:
     words = command(["python", "-m", "x y"], tmp_path / "ncu.csv")
     asked = set(words[words.index("--metrics") + 1].split(","))
-    written = {line.split('","')[12] for line in TEXT.splitlines() if line.startswith(('"0', '"1'))}
-    assert written <= asked
+    assert set(METRICS) == asked
     assert shlex.split(printed(["python", "-m", "x y"], tmp_path / "ncu.csv")) == words
 
 
@@ -136,6 +157,41 @@ def test_the_raw_page_says_the_same() -> None:
     assert raw[0].values
 
 
+def test_what_the_tool_wrote_on_a_gpu_stands_in_the_rows() -> None:
+    """An excerpt of what `profile --ncu` left on an H200."""
+    rows = joined([kernel("_build_base", "build"), kernel("_descend", launches=2)], read_counters(H200), DEVICE)
+    build, descend = rows
+    assert (build.bytes, build.counted_s, build.registers) == (279_386_112, pytest.approx(90.368e-6), 125)
+    assert (build.sm_share, build.tensor_share) == (pytest.approx(0.4898), pytest.approx(0.0001))
+    assert (descend.bytes, descend.l2_bytes, descend.registers) == (28_380_416, 67_213_824, 72)
+    assert type(build.registers) is int, "as its column says"
+    assert '"registers":125}' in build.model_dump_json()
+
+
+def test_a_raw_page_of_the_tool_is_read() -> None:
+    """The form of Nsight Compute 2024.1 with --page raw: no separators, times spelled out, a launch without the
+    L2's metric, an instance of a template, and the lines of the tool around it."""
+    walk, copy = read_counters(RAW)
+    assert (walk.name, walk.launches, copy.launches) == ("_walk", 2, 1)
+    assert walk.values["counted_s"] == pytest.approx((1_420_832 + 1_400_000) * 1e-9)
+    assert walk.values["bytes"] == 268457472 + 265940992 + 268457472 + 265940992
+    assert walk.values["sm_share"] == pytest.approx(0.226)
+    assert "l2_bytes" not in copy.values
+    assert short_name(copy.name) == "at::native::vectorized_elementwise_kernel"
+
+
+def test_the_table_of_a_second_process_goes_on_in_the_first() -> None:
+    lines = RAW.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith('"ID"'))
+    assert read_counters("\n".join([*lines[:-1], lines[start], *lines[-1:]])) == read_counters(RAW)
+
+
+def test_values_that_are_not_read_may_have_any_unit() -> None:
+    rows = '"0","k","smsp__cycles_active.avg","cycle","12"\n"0","k","","",""\n"0","k","lts__t_bytes.sum","byte","7"'
+    (found,) = read_counters(f"{LONG_HEADER}\n{rows}")
+    assert found.values == {"l2_bytes": 7}
+
+
 def test_a_raw_page_without_units_is_refused() -> None:
     lines = as_raw_page(TEXT).splitlines()
     start = next(index for index, line in enumerate(lines) if line.startswith('"ID"'))
@@ -150,48 +206,115 @@ def test_a_value_that_is_none_is_missing(value: str) -> None:
     assert "l2_bytes" not in found.values
 
 
-DENIED = f"ERR_NVGPUCTRPERM - no permission; {RIGHTS}"
+DENIED = (
+    "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters on the target "
+    "device 0. For instructions on enabling permissions and to get more information see ...\n"
+)
+RETURNED = "==ERROR== The application returned an error code (1).\n"
+NO_KERNELS = "==WARNING== No kernels were profiled.\n"
 NCU = """#!{python}
 import sys
 from pathlib import Path
 arguments = sys.argv[1:]
 Path(arguments[arguments.index("--log-file") + 1]).write_text({text!r})
+print({said!r}, end="", file=sys.stderr)
 sys.exit({code})
 """
 
 
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Puts a program called ncu first on the PATH, and nothing of this machine in its usual places."""
+    found = folder / "bin" / "ncu"
+    found.parent.mkdir()
+    found.write_text(script)
+    found.chmod(0o755)
+    monkeypatch.setenv("PATH", str(found.parent), prepend=os.pathsep)
+    monkeypatch.setattr(ncu, "PLACES", (str(folder / "toolkit"), str(folder / "own")))
+
+
+@pytest.mark.parametrize("text", [TEXT, RAW], ids=["long", "raw"])
+def test_it_runs_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    install(tmp_path, monkeypatch, NCU.format(python=sys.executable, text=text, said="", code=0))
+    assert collect(["true"], tmp_path / "ncu.csv") is None
+    assert (tmp_path / "ncu.csv").read_text() == text
+
+
 @pytest.mark.parametrize(
-    ("text", "code", "told"),
+    ("text", "said", "code", "told"),
     [
-        (TEXT, 0, None),
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 1, f"ncu ended with 1 and no counters: {DENIED}"),
-        ("==ERROR== ERR_NVGPUCTRPERM - no permission\n", 0, f"ncu ended with 0 and no counters: {DENIED}"),
+        (DENIED + NO_KERNELS, "", 1, f"ncu ended with 1 and no counters: {RIGHTS}"),
+        (DENIED, "", 0, f"ncu ended with 0 and no counters: {RIGHTS}"),
         (
-            "==PROF== Connected to process 1\n==WARNING== No kernels were profiled.\n",
+            RETURNED + NO_KERNELS,
+            "==ERROR== Nsight Compute failed to connect to the CUDA driver (stub libcuda.so[.1] on path?).\n",
+            1,
+            "no counters: Nsight Compute failed to connect to the CUDA driver (stub libcuda.so[.1] on path?).",
+        ),
+        (
+            RETURNED + NO_KERNELS,
+            "Traceback ...\nerror: no such device\n",
+            1,
+            "no counters: The application returned an error code (1). error: no such device",
+        ),
+        (
+            "==PROF== Connected to process 1\n==WARNING== Running with uncontrolled clocks.\n" + NO_KERNELS,
+            "",
             0,
             "ncu ended with 0 and no counters: No kernels were profiled.",
         ),
-        (TEXT[: TEXT.index('"0"')], 0, "ncu ended with 0 and no counters: no reason given"),
-        (
-            "==ERROR== Failed to find metric sm__x.sum\n" + TEXT,
-            1,
-            "ncu ended with 1 and no counters: Failed to find metric sm__x.sum",
-        ),
-        ("", 9, "ncu ended with 9 and no counters: no reason given"),
+        (TEXT[: TEXT.index('"0"')], "", 0, "ncu ended with 0 and no counters: no reason given"),
+        ("==ERROR== Failed to find metric sm__x.sum\n" + TEXT, "", 1, "no counters: Failed to find metric sm__x.sum"),
+        (RAW.replace("1420832", "1.420.832"), "", 0, "ncu's counters cannot be read: ncu's value '1.420.832'"),
+        ("", "", 9, "ncu ended with 9 and no counters: no reason given"),
     ],
-    ids=["counters", "no permission", "no permission, code 0", "no kernels", "header alone", "no metric", "silent"],
-)
-def test_it_runs_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, code: int, told: str | None
+    ids=["no permission", "no permission, code 0", "no driver", "the program failed", "no kernels", "header alone",
+         "no metric", "another language", "silent"],
+)  # fmt: skip
+def test_why_there_are_no_counters_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str, code: int, told: str
 ) -> None:
-    tool = tmp_path / "ncu"
-    tool.write_text(NCU.format(python=sys.executable, text=text, code=code))
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert collect(["true"], tmp_path / "ncu.csv") == told
-    assert (tmp_path / "ncu.csv").read_text() == text
+    install(tmp_path, monkeypatch, NCU.format(python=sys.executable, text=text, said=said, code=code))
+    reason = collect(["true"], tmp_path / "ncu.csv")
+    assert reason is not None
+    assert told in reason
+    assert "\n" not in reason
+    assert not (tmp_path / "ncu.csv").exists(), "or the next profile would take it for counters"
+    kept = (tmp_path / FAILED).read_text()
+    assert text in kept
+    assert said in kept
+    assert str(tmp_path / FAILED) in reason
+
+
+def test_numbers_do_not_depend_on_the_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = '#!/bin/sh\necho "==ERROR== told in $LC_ALL"\nexit 1\n'
+    install(tmp_path, monkeypatch, script)
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    reason = collect(["true"], tmp_path / "ncu.csv")
+    assert reason is not None
+    assert "told in C.UTF-8" in reason
+
+
+def test_what_hangs_is_ended_with_the_program_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child"
+    install(tmp_path, monkeypatch, f"#!/bin/sh\nsleep 60 &\necho $! > {child}\nwait\n")
+    reason = collect(["true"], tmp_path / "ncu.csv", timeout_s=5.0)
+    assert reason is not None
+    assert "ncu gave nothing within 5 s" in reason
+    state = Path(f"/proc/{int(child.read_text())}/status")
+    assert not state.exists() or "State:\tZ" in state.read_text()
 
 
 def test_where_it_is_not_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(ncu, "PLACES", (str(tmp_path / "toolkit"), str(tmp_path / "own")))
     assert collect(["true"], tmp_path / "ncu.csv") == "Nsight Compute (ncu) is not installed here"
+
+
+def test_it_is_found_off_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(ncu, "PLACES", (str(tmp_path / "toolkit"), str(tmp_path / "own")))
+    for version in ("2024.3.1", "2025.10.0", "2025.9.0"):
+        (tmp_path / "own" / version).mkdir(parents=True)
+        (tmp_path / "own" / version / "ncu").touch(mode=0o755)
+    assert tool() == str(tmp_path / "own" / "2025.10.0" / "ncu")
+    assert tool() in command(["true"], tmp_path / "ncu.csv")

@@ -111,16 +111,18 @@ def test_a_pass_with_gradients_has_its_backward(run: Run) -> None:
 def test_ncu_prints_the_command_and_reads_what_it_left(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("profile", *TINY, "--ncu", "--out", "made")
     assert code == 0
-    (command,) = [line for line in out.splitlines() if line.startswith("Counters: ncu ")]
+    (command,) = [line for line in out.splitlines() if line.startswith("Counters: env LC_ALL=")]
     assert " --profile-from-start off " in command
     assert command.endswith("-m pyramidbench profile " + " ".join(TINY) + " --out made --once")
     assert "none on a CPU" in out
     header = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
     made = Profile.model_validate_json((tmp_path / "made" / "profile.json").read_bytes())
-    name = next(k.name for k in made.kernels if [other.name for other in made.kernels].count(k.name) == 1)
+    names = [kernel.name for kernel in made.kernels]
+    name = next(kernel.name for kernel in made.kernels if kernel.launches == names.count(kernel.name) == 1)
     rows = [f'"0","{name}","dram__bytes_{way}.sum","byte","1,000"\n' for way in ("read", "write")]
     (tmp_path / "made" / "ncu.csv").write_text(header + "".join(rows))
-    _, out, _ = run("profile", *TINY, "--ncu", "--out", "made", "--json")
+    _, out, err = run("profile", *TINY, "--ncu", "--out", "made", "--json")
+    assert f"of 1 of the {len(made.kernels)} rows of kernels" in err
     counted = [kernel for kernel in Profile.model_validate_json(out).kernels if kernel.source == "ncu"]
     assert [(kernel.name, kernel.bytes) for kernel in counted] == [(name, 2000)]
 
