@@ -22,21 +22,31 @@ from pyramidbench.kernels.decode_launch import after_previous
 from pyramidbench.kernels.decode_leaf import block_tile, query_tile
 from pyramidbench.kernels.decode_place import block_start, new_query
 from pyramidbench.kernels.route_tile import write_list
-from pyramidbench.kernels.top_k import FEW_SLOTS, best, best_of_few, log_sum_exp
+from pyramidbench.kernels.top_k import best, log_sum_exp
 
 COMBINE_WARPS = 4
 PROGRAMS_PER_SM = 4
 """Predicted, not measured: as many programs as hide a block's latency; more splits mean more parts to combine."""
+MOST_REGISTERS = 128
+"""Of a thread where a block is small: four programs of four warps fit a multiprocessor, as `split_sizes` counts on. With the
+148 that the compiler takes only three do, and of 448 programs (batch 8, K 32) 52 began when the others had ended. Costs 8
+bytes of spills. Predicted, not measured."""
+SMALL_BLOCK_BYTES = 16 << 10
 
 
 @triton.jit
 def joined(mass, other, REDUCE: tl.constexpr):
-    """Scores [SLOTS] from log-masses of candidates [SLOTS, heads] and of forced blocks [FORCED, heads]; -inf: no such place."""
+    """Scores [SLOTS] from log-masses of candidates [SLOTS, heads]; -inf: no such place. other: those of forced blocks, [FORCED,
+    heads]; None where `mass` holds them beside the candidates."""
     if REDUCE == "sum_prob":
-        top = tl.maximum(tl.max(mass, 0), tl.max(other, 0))
+        top = tl.max(mass, 0)
+        if other is not None:
+            top = tl.maximum(top, tl.max(other, 0))
         top = tl.where(top == float("-inf"), 0.0, top)[None, :]
         weight = tl.exp(mass - top)
-        total = tl.sum(weight, 0) + tl.sum(tl.exp(other - top), 0)
+        total = tl.sum(weight, 0)
+        if other is not None:
+            total += tl.sum(tl.exp(other - top), 0)
         # A head past the group has no mass at all; a query of NaN has none either, and then its set is that of ties.
         return tl.sum(weight * tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)[None, :], 1)
     if REDUCE == "sum_lse":
@@ -46,8 +56,8 @@ def joined(mass, other, REDUCE: tl.constexpr):
 
 @triton.jit
 def _choose(
-    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, SLOTS: tl.constexpr,
-    FORCED_SLOTS: tl.constexpr, REDUCE: tl.constexpr,
+    mass_ptr, slot, found, forced, keep, GROUP: tl.constexpr, HEADS: tl.constexpr, FORCED_SLOTS: tl.constexpr,
+    REDUCE: tl.constexpr,
 ):  # fmt: skip
     """Which of the candidates at places `slot` are the best `keep`, by their masses [places, GROUP]."""
     head, extra = tl.arange(0, HEADS), tl.arange(0, FORCED_SLOTS)
@@ -62,9 +72,22 @@ def _choose(
         mask = (extra < forced)[:, None] & (head < GROUP)[None, :]
         at = mass_ptr + (found + extra)[:, None] * GROUP + head[None, :]
         other = tl.load(at, mask=mask, other=float("-inf"))
-    if SLOTS <= FEW_SLOTS:
-        return best_of_few(joined(mass, other, REDUCE), slot < found, keep)
     return best(joined(mass, other, REDUCE), slot < found, keep)
+
+
+@triton.jit
+def attend_keys(q, k, v, seen, scale_log2, acc, row_max, row_sum):
+    """One step of an online softmax over the keys that are seen: (acc [ROWS, BLOCK_DV], row_max, row_sum).
+
+    Some key must have been seen by then: of a listed block, which starts at or before the query, the first one is.
+    """
+    # of shape [ROWS, n]
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+    scores = tl.where(seen[None, :], scores, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(scores, 1))
+    weights, rescale = tl.exp2(scores - new_max[:, None]), tl.exp2(row_max - new_max)
+    row_sum = row_sum * rescale + tl.sum(weights, 1)
+    return tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee"), new_max, row_sum
 
 
 @triton.jit
@@ -98,7 +121,7 @@ def _attend(
     if IS_EXACT:  # noqa: SIM102 - the first condition is compiled away
         if found > keep:
             mass_at = mass_ptr + item * mass_width * GROUP
-            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, SLOTS, FORCED_SLOTS, REDUCE)
+            chosen = _choose(mass_at, slot, found, forced, keep, GROUP, HEADS, FORCED_SLOTS, REDUCE)
     kept, order = tl.sum(chosen.to(tl.int32)), tl.cumsum(chosen.to(tl.int32)) - 1
     if split == 0:
         write_list(list_ptr + item * list_width, candidate, chosen, sink_end, local_start, forced, list_width)
@@ -115,15 +138,7 @@ def _attend(
         v_at = block_start(v_ptr, v_strides, pages_ptr, blocks, batch, kv_head, block, BLOCK_SIZE, IS_PAGED)
         k = block_tile(k_at, k_strides[2], seen, offs_d, HEAD_DIM)
         v = block_tile(v_at, v_strides[2], seen, offs_dv, HEAD_DIM_V)
-        # of shape [ROWS, BLOCK_N]
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        # A listed block starts at or before the query, so some key of it is seen and the maximum is finite.
-        new_max = tl.maximum(row_max, tl.max(scores, 1))
-        weights, rescale = tl.exp2(scores - new_max[:, None]), tl.exp2(row_max - new_max)
-        row_sum = row_sum * rescale + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        row_max = new_max
+        acc, row_max, row_sum = attend_keys(q, k, v, seen, scale_log2, acc, row_max, row_sum)
     is_empty = row_sum == 0
     row_sum = tl.where(is_empty, 1.0, row_sum)
     part = program * GROUP + row
@@ -158,6 +173,7 @@ def run_attend(call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Ten
     """Attention of every query to its chosen and forced blocks, [items, heads of a group, Dv] in q's dtype; fills `lists`."""
     store, rules, sizes = call.store, call.rules, call.store.sizes
     splits, per = split_sizes(call.list_width, call.items, call.q.device)
+    held = sizes.block_size * max(sizes.head_dim, sizes.head_dim_v) * call.q.element_size()
     out = torch.empty(call.items, call.group, sizes.head_dim_v, dtype=call.q.dtype, device=call.q.device)
     parts, heads = out, triton.next_power_of_2(call.group)
     if splits > 1:
@@ -171,7 +187,7 @@ def run_attend(call: DecodeCall, candidates: Tensor, counts: Tensor, masses: Ten
         splits, per, HEADS=heads, SLOTS=triton.next_power_of_2(max(16, candidates.shape[1])),
         FORCED_SLOTS=triton.next_power_of_2(max(1, call.forced_width)), REDUCE=rules.head_reduce,
         IS_EXACT=masses is not None, BUDGETED=rules.forced_in_budget, num_warps=call.launch.num_warps,
-        num_stages=call.launch.num_stages,
+        num_stages=call.launch.num_stages, maxnreg=MOST_REGISTERS if held <= SMALL_BLOCK_BYTES else None,
         **{name: value for name, value in call.shape.items() if name != "HAS_BOUNDS"}, **call.overlap,
     )  # fmt: skip
     if splits > 1:

@@ -13,8 +13,6 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 EXCLUDED = tl.constexpr(-2147483648)
-FEW_SLOTS = tl.constexpr(128)
-"""Places up to which `best_of_few` is meant: 64 comparisons a thread of eight warps."""
 
 
 @triton.jit
@@ -25,15 +23,16 @@ def _ordered(scores):
 
 
 @triton.jit
-def _settled(order):
-    """The same integers, computed once: the compiler may make a short computation again for every layout that needs it, and a
-    sum in another order has other last bits, so that two places could each find the other ahead. It does not repeat a loop;
-    that this one has a single turn only its last passes see, and nothing of it is left."""
+def _settled(scores):
+    """The same fp32 scores, computed once: the compiler may make a short computation again for every layout that needs it, and
+    a sum in another order has other last bits, so that a place could be counted above a threshold and not be chosen. It does
+    not repeat a loop; that this one has a single turn only its last passes see, and nothing of it is left."""
+    bits = scores.to(tl.int32, bitcast=True)
     turn = tl.full([], 0, tl.int32)
     while turn < 1:
-        order = order | turn
+        bits = bits | turn
         turn += 1
-    return order
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -61,26 +60,15 @@ def threshold(scores, allowed, count):
 @triton.jit
 def best(scores, allowed, count):
     """Which of the `allowed` places [n] hold the `count` highest fp32 scores; more than `count` must be allowed."""
-    order, low, _ = threshold(scores, allowed, count)
-    sure = order > low + 1
-    tied = order == low + 1
-    spare = count - tl.sum(sure.to(tl.int32))
-    return sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
-
-
-@triton.jit
-def best_of_few(scores, allowed, count):
-    """The same for up to FEW_SLOTS places, and any number of them allowed: each counts the places ahead of it.
-
-    n² comparisons, all at once, instead of rounds that wait for each other. Each pair is compared once, so that its two places
-    cannot disagree.
-    """
-    order = _settled(tl.where(allowed, _ordered(scores), EXCLUDED))
-    place = tl.arange(0, scores.shape[0])
-    # of shape [place, later place]: the later one is ahead
-    overtakes = ((order[None, :] > order[:, None]) & (place[None, :] > place[:, None])).to(tl.int32)
-    ahead = tl.sum(overtakes, 1) + place - tl.sum(overtakes, 0)
-    return allowed & (ahead < count)
+    order, low, above = threshold(_settled(scores), allowed, count)
+    chosen = order > low
+    if above > count:
+        # Several share the last score.
+        sure = order > low + 1
+        tied = order == low + 1
+        spare = count - tl.sum(sure.to(tl.int32))
+        chosen = sure | (tied & (tl.cumsum(tied.to(tl.int32)) <= spare))
+    return chosen
 
 
 @triton.jit

@@ -52,6 +52,9 @@ SETTINGS: dict[str, dict[str, object]] = {
     "4 KB a warp": {"decode_walk.WARP_BYTES": 4096},
     "256 slots a warp": {"decode_walk.WARP_SLOTS": 256},
     "128 slots a warp": {"decode_walk.WARP_SLOTS": 128},
+    "block in one part": {"decode_each.PIECES": 1},
+    "sum of 32 columns": {"decode_each.WARP_NUMBERS": 4096},
+    "attention unbound": {"decode_attend.MOST_REGISTERS": None},
     "2 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 2},
     "8 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 8},
 }

@@ -316,6 +316,7 @@ def decode(
     from pyramidbench.kernels.decode_call import launch_shape
 
     step, launch = name.split("-")[1], launch_shape(block * dim * (4 if dtype == "fp32" else 2))
+    small = block * dim * (4 if dtype == "fp32" else 2) <= decode_attend.SMALL_BLOCK_BYTES
     pages: dict[str, object] = {} if paged else {"pages_ptr": None}
     shape = {"BLOCK_SIZE": block, "HEAD_DIM": dim, "BLOCK_D": dim}
     values = {"HEAD_DIM_V": dim, "BLOCK_DV": dim}
@@ -371,12 +372,16 @@ def decode(
              "IS_EXACT": True, "BUDGETED": False},
             launch.num_warps,
         ),
-        "each": (lambda: decode_each._attend_each, {**shape, **values, **rows, **pages}, launch.num_warps),
+        "each": (
+            lambda: decode_each._attend_each,
+            {**shape, **values, **rows, **pages, "PIECE": block // 2 if small else block},
+            launch.num_warps,
+        ),
         "best": (
             lambda: decode_each._combine_best,
-            {"GROUP": group, "HEADS": group, "BLOCK_SIZE": block, **values, "SLOTS": decode_each.EACH_ELEMENTS // 2 // dim,
-             "REDUCE": "sum_prob", "BUDGETED": False},
-            decode_each.COMBINE_WARPS,
+            {"GROUP": group, "HEADS": group, "BLOCK_SIZE": block, "HEAD_DIM_V": dim, "SLOTS": slots if slots < 512 else 128,
+             "COLUMNS": decode_each.WARP_NUMBERS // 128, "REDUCE": "sum_prob", "BUDGETED": False},
+            1,
         ),
         "combine": (
             lambda: decode_attend._combine, {"GROUP": group, **values, "SPLITS": 64}, decode_attend.COMBINE_WARPS,
@@ -390,7 +395,10 @@ def decode(
     floats = ("stats_ptr", "scan_ptr", "score_ptr", "mass_ptr", "part_ptr", "part_lse_ptr")
     pointers |= dict.fromkeys(floats, "*fp32") | dict.fromkeys(("scale", "scale_log2", "weight"), "fp32")
     registers = decode_walk.walk_registers(summary if children else 0) if walks else None
-    return Case(name, kernel, pointers, constants, warps, launch.num_stages, registers=registers)
+    if step == "attend" and small:
+        registers = decode_attend.MOST_REGISTERS
+    stages = decode_each.PIECES + 1 if step == "each" else launch.num_stages
+    return Case(name, kernel, pointers, constants, warps, stages, registers=registers)
 
 
 CASES = {
@@ -471,6 +479,8 @@ CASES = {
     },
     "decode-attend-head-dim-256-blocks-of-128": partial(decode, dim=256, block=128),
     "decode-attend-group-16": partial(decode, group=16),
+    "decode-best-group-16": partial(decode, group=16),
+    "decode-best-of-256": partial(decode, slots=256),
     "decode-scan-1024": partial(decode, slots=1024),
     "decode-scan-2048": partial(decode, slots=2048),
     "decode-scan-flat-256k": partial(decode, slots=4096),

@@ -63,6 +63,7 @@ SMALL = [
     Case("paper-scored-whole-set-per-query-head", {**PAPER, "top_k": 2, "head_reduce": "none"}, (330, 64), scan_bytes=32768),
     Case("children-with-bounds-branching-3-filtered", {**NARROW, "top_k": 2, "start_width": 3, "branching": 3,
          "node_score": "children", "leaf_candidates": 2}, (500, 70), heads=6, scan_bytes=8192),
+    Case("ragged-blocks-in-two-parts", {**NARROW, "top_k": 2}, (200, 25, 40), block_size=24),
     Case("sub", {**NARROW, "top_k": 2, "leaf_score": "sub"}, (200, 64, 7), queries=3, paged=True),
     Case("sub-of-ragged-parts-lse", {**NARROW, "top_k": 2, "leaf_score": "sub", "sub_blocks": 5, "head_reduce": "lse"},
          (250, 90), block_size=12, head_dim=24),

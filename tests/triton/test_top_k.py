@@ -8,17 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyramidbench.kernels.top_k import best, best_of_few
+from pyramidbench.kernels.top_k import best
 
 SLOTS = 64
 
 
 @triton.jit
-def choose(scores_ptr, allowed_ptr, out_ptr, count, PLACES: tl.constexpr, FEW: tl.constexpr):
+def choose(scores_ptr, allowed_ptr, out_ptr, count, PLACES: tl.constexpr):
     place = tl.arange(0, PLACES)
     score, allowed = tl.load(scores_ptr + place), tl.load(allowed_ptr + place) > 0
-    chosen = best_of_few(score, allowed, count) if FEW else best(score, allowed, count)
-    tl.store(out_ptr + place, chosen.to(tl.int32))
+    tl.store(out_ptr + place, best(score, allowed, count).to(tl.int32))
 
 
 def near_ties(generator: torch.Generator) -> Tensor:
@@ -50,12 +49,12 @@ def expected(scores: Tensor, allowed: Tensor, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("scores", ["random", "near-ties", "near-ties-below-zero", "all-equal", "not-finite"])
-@pytest.mark.parametrize("few", [True, False], ids=["counted", "bisected"])
-def test_best(scores: str, few: bool, device: str) -> None:
+@pytest.mark.parametrize("warps", [1, 4])
+def test_best(scores: str, warps: int, device: str) -> None:
     values = drawn(scores)
     for allowed in (torch.ones(SLOTS, dtype=torch.bool), torch.arange(SLOTS) % 3 > 0):
-        # By bisection more than `count` must be allowed.
-        for count in (0, 1, 7, 31, SLOTS) if few else (1, 7, 31):
+        # More than `count` must be allowed.
+        for count in (0, 1, 7, 31):
             out = torch.empty(SLOTS, dtype=torch.int32, device=device)
-            choose[(1,)](values.to(device), allowed.int().to(device), out, count, PLACES=SLOTS, FEW=few, num_warps=4)
+            choose[(1,)](values.to(device), allowed.int().to(device), out, count, PLACES=SLOTS, num_warps=warps)
             assert out.nonzero().flatten().tolist() == expected(values, allowed, count)
