@@ -17,13 +17,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyramidbench.kernels.pooled_queries import POOL_WARPS, pool_shape
 from pyramidbench.kernels.route_call import Call, is_summed, score_rows
 from pyramidbench.kernels.route_nodes import join_rows, load_nodes, log_keys, query_rows, summary_logits
 from pyramidbench.kernels.route_terms import _query_terms, _score_terms
 from pyramidbench.kernels.route_window import Levels, Window, window_part
 
-QUERY_RUNS = (4, 32)
-"""Tiles whose queries one program sums, and rows of each that it loads at a time."""
+MOST_TILES = 32
+"""Tiles whose queries one program of `_query_terms` sums, at most: it holds a positive and a negative sum of each."""
+
+
+def query_shape(query_tile: int, head_dim: int, itemsize: int) -> tuple[int, int]:
+    """Tiles whose queries one program sums, and rows of each that it loads at a time."""
+    tiles, rows = pool_shape(query_tile, head_dim, itemsize)
+    return min(tiles, MOST_TILES), rows
 
 
 @triton.jit
@@ -137,7 +144,7 @@ class Scorer:
 
     def _sum_queries(self, window: Window, sets: int, terms: Tensor) -> None:
         call = self.call
-        runs, rows = QUERY_RUNS if call.tiling.query_tile >= QUERY_RUNS[1] else (8 * QUERY_RUNS[0], 1)
+        runs, rows = query_shape(call.tiling.query_tile, call.q.shape[-1], call.q.element_size())
         _query_terms[(sets * triton.cdiv(window.tiles, runs),)](
             call.q,
             terms,
@@ -155,4 +162,5 @@ class Scorer:
             ROWS=rows,
             TERMS=self.terms,
             HAS_BOUNDS=call.pyramid.has_bounds,
+            num_warps=POOL_WARPS,
         )
