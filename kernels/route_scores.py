@@ -26,6 +26,10 @@ from pyramidbench.kernels.route_window import Levels, Window, window_part
 MOST_TILES = 32
 """Tiles whose queries one program of `_query_terms` sums, at most: it holds a positive and a negative sum of each."""
 
+SUMMED_WARPS = 8
+"""Warps of a program of `_score_terms` in 16 bits: two a scheduler, since one program fills a multiprocessor's shared memory,
+and nothing else runs while a chunk's scores leave. Predicted, not measured (`tests/gpu/bench_selection.py`)."""
+
 
 def query_shape(query_tile: int, head_dim: int, itemsize: int) -> tuple[int, int]:
     """Tiles whose queries one program sums, and rows of each that it loads at a time."""
@@ -88,7 +92,8 @@ def score_tile(rows: int, group: int, head_dim: int, itemsize: int) -> ScoreTile
     """Tile sizes for `rows` scoring rows of each of `group` heads; rows 0: the heads' one row each is summed first."""
     height, chunk = (64 if head_dim <= 128 else 32, 64) if itemsize == 2 else (16, 32)
     if rows == 0:
-        return ScoreTile(height, 1, 1, chunk, 512, num_stages=3 if head_dim <= 128 else 2)
+        warps = SUMMED_WARPS if itemsize == 2 else 4
+        return ScoreTile(height, 1, 1, chunk, 512, warps, num_stages=3 if head_dim <= 128 else 2)
     heads, padded = triton.next_power_of_2(group), triton.next_power_of_2(rows)
     return ScoreTile(max(1, height // (heads * padded)), heads, padded, 32, 1024)
 

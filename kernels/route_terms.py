@@ -89,10 +89,11 @@ def _score_terms(
     mask_w = offs_w % BLOCK_D < HEAD_DIM
     if HEAD_DIM != BLOCK_D:
         offs_w = offs_w // BLOCK_D * HEAD_DIM + offs_w % BLOCK_D
+    # The terms of a tile are eight rows apart, where a product leaves both sums in one thread.
     index = tl.arange(0, TERMS * BAND)
-    tile = start_tile + index % BAND
-    at = terms_ptr + (pair * window_tiles + tile)[:, None] * (TERMS * WIDTH) + (index // BAND * WIDTH)[:, None]
-    # of shape [TERMS·BAND, VECTORS·BLOCK_D], term by term
+    tile = start_tile + index // (8 * TERMS) * 8 + index % 8
+    at = terms_ptr + (pair * window_tiles + tile)[:, None] * (TERMS * WIDTH) + (index // 8 % TERMS * WIDTH)[:, None]
+    # of shape [TERMS·BAND, VECTORS·BLOCK_D]
     query = tl.load(at + offs_w[None, :], mask=(tile < window_tiles)[:, None] & mask_w[None, :], other=0.0)
     tile = start_tile + tl.arange(0, BAND)
     real = (tile < window_tiles)[:, None]
@@ -105,18 +106,14 @@ def _score_terms(
         node = tl.minimum(begin + offs_n, end - start - 1)
         # of shape [CHUNK, VECTORS·BLOCK_D]
         node_at = slice_ptr + node[:, None] * WIDTH + offs_w[None, :]
-        if HEAD_DIM == BLOCK_D:
-            summary = tl.load(node_at)
-        else:
-            summary = tl.load(node_at, mask=mask_w[None, :], other=0.0)
+        summary = tl.load(node_at) if HEAD_DIM == BLOCK_D else tl.load(node_at, mask=mask_w[None, :], other=0.0)
         # of shape [TERMS·BAND, CHUNK]
         score = tl.dot(query, tl.trans(summary), input_precision="ieee")
         if TERMS > 1:
-            score = tl.sum(tl.reshape(score, [TERMS, BAND, CHUNK]), 0)
+            score = tl.reshape(tl.sum(tl.reshape(score, [BAND // 8, TERMS, 8, CHUNK]), 1), [BAND, CHUNK])
         if not IS_CAUSAL:
             score += GROUP * log_keys(start + node, span, seq_len_kv, BLOCK_SIZE)[None, :]
         else:
             score += weight
         # What stands past the end goes to columns that nobody reads: without a mask, whole vectors are stored.
         tl.store(score_at + begin + offs_n[None, :], score, mask=real)
-

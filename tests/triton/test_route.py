@@ -145,6 +145,11 @@ def test_large(case: Case, dtype: torch.dtype, device: str) -> None:
     assert differing_rows(case, dtype, device) <= 1e-3
 
 
+@named([case for case in SMALL if case.name in ("sub", "sub-parts-that-do-not-divide", "rows-exact-group-3")])
+def test_ties_of_scored_leaves_go_to_the_lower_block(case: Case, device: str) -> None:
+    assert differing_rows(case, torch.float32, device, equal_keys=True) == 0
+
+
 def test_ties_go_to_the_lower_block(device: str) -> None:
     case = Case("", 1, 1, 400, 400, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1})
     assert differing_rows(case, torch.float32, device, equal_keys=True) == 0
