@@ -150,14 +150,16 @@ def build(k: Tensor, tiling: Tiling, rules: WalkRules, backend: Backend) -> Pyra
     if backend == "reference":
         return walk.build(k, tiling, rules)
     from pyramidbench.kernels import pyramid_build
+    from pyramidbench.kernels.route_call import scored_levels
 
-    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    walked = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
     return pyramid_build.build(
         k,
         block_size=tiling.block_size,
         branching=rules.branching,
-        levels=levels,
-        bound_weight=rules.bounds(k.shape[-1]) if rules.needs_summaries(levels) else 0.0,
+        # Levels above, which keep all their nodes, nobody reads.
+        levels=scored_levels(rules, tiling),
+        bound_weight=rules.bounds(k.shape[-1]) if rules.needs_summaries(walked) else 0.0,
     )
 
 

@@ -79,21 +79,27 @@ def sub_block_means(k: Tensor, *, block_size: int, parts: int) -> Tensor:
     return _means(k, block_size, parts, k.dtype)
 
 
+def pool_shape(size: int, head_dim: int, itemsize: int) -> tuple[int, int]:
+    """Runs of `size` rows that a program sums side by side, and rows of each that it loads at a time."""
+    row_bytes = triton.next_power_of_2(head_dim) * itemsize
+    most = max(1, POOL_BYTES // row_bytes)
+    # Side by side: at least the rows that the threads load at once, at 16 bytes each, or a run's sum crosses threads.
+    at_once = max(1, POOL_WARPS * 32 * 16 // row_bytes)
+    rows = min(max(1, most // at_once), triton.next_power_of_2(size))
+    return most // rows, rows
+
+
 def _means(x: Tensor, block_size: int, parts: int, dtype: torch.dtype) -> Tensor:
     batch, heads, seq_len, head_dim = x.shape
     runs = -(-seq_len // block_size) * parts
     out = torch.empty(batch, heads, runs, head_dim, dtype=dtype, device=x.device)
-    block_d = triton.next_power_of_2(head_dim)
-    most = max(1, POOL_BYTES // (block_d * x.element_size()))
-    # Runs side by side: at least the rows that the threads load at once, at 16 bytes each.
-    at_once = max(1, POOL_WARPS * 32 * 16 // (block_d * x.element_size()))
-    rows = min(max(1, most // at_once), triton.next_power_of_2(-(-block_size // parts)))
+    side_by_side, rows = pool_shape(-(-block_size // parts), head_dim, x.element_size())
     if parts > 1:
         # A part's keys are added one by one, as a growing cache adds them (`kernels.decode_tokens`): equal bits, equal sets.
-        rows, most = 1, max(1, most // KEY_RUNS)
-    _mean_runs[(batch * heads * triton.cdiv(runs, most // rows),)](
+        side_by_side, rows = max(1, side_by_side * rows // KEY_RUNS), 1
+    _mean_runs[(batch * heads * triton.cdiv(runs, side_by_side),)](
         x, out, x.stride()[:3], heads, runs, seq_len,
-        BLOCK_SIZE=block_size, PARTS=parts, RUNS=most // rows, ROWS=rows, HEAD_DIM=head_dim, BLOCK_D=block_d,
-        num_warps=POOL_WARPS,
+        BLOCK_SIZE=block_size, PARTS=parts, RUNS=side_by_side, ROWS=rows, HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim), num_warps=POOL_WARPS,
     )  # fmt: skip
     return out

@@ -19,7 +19,7 @@ from torch import Tensor
 from pyramidbench.kernels.route_call import Call, slots
 from pyramidbench.kernels.route_candidates import candidates
 from pyramidbench.kernels.route_tile import rankable_blocks, write_choice
-from pyramidbench.kernels.route_window import Levels, Window, visible
+from pyramidbench.kernels.route_window import Levels, Window, room, visible
 from pyramidbench.kernels.top_k import LOWEST, best, best_with_edges
 
 FEWEST_PLACES = 256
@@ -60,7 +60,7 @@ def _descend(
     for step in range(levels):
         # The level's scores start at `offset` of the row; [lo, hi) of its nodes may be ranked.
         size = tl.cdiv(blocks, span)
-        offset -= visible(limit, span, IS_CAUSAL)
+        offset -= room(visible(limit, span, IS_CAUSAL))
         lo = tl.cdiv(sink_end, span)
         hi = complete // span if IS_CAUSAL else size
         keep = inner_width

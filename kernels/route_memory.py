@@ -20,9 +20,9 @@ from pyramidbench.tiling import Tiling
 
 def route_bytes(problem: Problem, tiling: Tiling, rules: WalkRules) -> float:
     """Peak bytes of build and route, the lists included."""
-    levels = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
-    width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 and rules.needs_summaries(levels) else 1)
-    nodes = problem.batch * problem.kv_heads * nodes_in(tiling.blocks, rules.branching, levels)
+    walked = walked_levels(rules.levels, tiling.blocks, rules.branching, rules.start_width)
+    width = problem.head_dim * (2 if rules.bounds(problem.head_dim) > 0 and rules.needs_summaries(walked) else 1)
+    nodes = problem.batch * problem.kv_heads * nodes_in(tiling.blocks, rules.branching, scored_levels(rules, tiling))
     items = _sets(problem, rules) * tiling.tiles
     _, arriving = list_widths(rules, tiling)
     held = nodes * width * problem.itemsize + lists_bytes(problem, tiling, rules)

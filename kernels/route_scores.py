@@ -17,13 +17,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyramidbench.kernels.pooled_queries import POOL_WARPS, pool_shape
 from pyramidbench.kernels.route_call import Call, is_summed, score_rows
 from pyramidbench.kernels.route_nodes import join_rows, load_nodes, log_keys, query_rows, summary_logits
 from pyramidbench.kernels.route_terms import _query_terms, _score_terms
 from pyramidbench.kernels.route_window import Levels, Window, window_part
 
-QUERY_RUNS = (4, 32)
-"""Tiles whose queries one program sums, and rows of each that it loads at a time."""
+MOST_TILES = 32
+"""Tiles whose queries one program of `_query_terms` sums, at most: it holds a positive and a negative sum of each."""
+
+SUMMED_WARPS = 8
+"""Warps of a program of `_score_terms` in 16 bits: two a scheduler, since one program fills a multiprocessor's shared memory,
+and nothing else runs while a chunk's scores leave. Predicted, not measured (`tests/gpu/bench_selection.py`)."""
+
+
+def query_shape(query_tile: int, head_dim: int, itemsize: int) -> tuple[int, int]:
+    """Tiles whose queries one program sums, and rows of each that it loads at a time."""
+    tiles, rows = pool_shape(query_tile, head_dim, itemsize)
+    return min(tiles, MOST_TILES), rows
 
 
 @triton.jit
@@ -81,7 +92,8 @@ def score_tile(rows: int, group: int, head_dim: int, itemsize: int) -> ScoreTile
     """Tile sizes for `rows` scoring rows of each of `group` heads; rows 0: the heads' one row each is summed first."""
     height, chunk = (64 if head_dim <= 128 else 32, 64) if itemsize == 2 else (16, 32)
     if rows == 0:
-        return ScoreTile(height, 1, 1, chunk, 512, num_stages=3 if head_dim <= 128 else 2)
+        warps = SUMMED_WARPS if itemsize == 2 else 4
+        return ScoreTile(height, 1, 1, chunk, 512, warps, num_stages=3 if head_dim <= 128 else 2)
     heads, padded = triton.next_power_of_2(group), triton.next_power_of_2(rows)
     return ScoreTile(max(1, height // (heads * padded)), heads, padded, 32, 1024)
 
@@ -137,7 +149,7 @@ class Scorer:
 
     def _sum_queries(self, window: Window, sets: int, terms: Tensor) -> None:
         call = self.call
-        runs, rows = QUERY_RUNS if call.tiling.query_tile >= QUERY_RUNS[1] else (8 * QUERY_RUNS[0], 1)
+        runs, rows = query_shape(call.tiling.query_tile, call.q.shape[-1], call.q.element_size())
         _query_terms[(sets * triton.cdiv(window.tiles, runs),)](
             call.q,
             terms,
@@ -155,4 +167,5 @@ class Scorer:
             ROWS=rows,
             TERMS=self.terms,
             HAS_BOUNDS=call.pyramid.has_bounds,
+            num_warps=POOL_WARPS,
         )

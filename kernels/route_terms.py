@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from pyramidbench.kernels.route_nodes import load_nodes, log_keys
+from pyramidbench.kernels.route_nodes import log_keys
 from pyramidbench.kernels.route_window import window_part
 
 
@@ -52,26 +52,18 @@ def _query_terms(
             low += tl.minimum(mean, 0.0)
         else:
             high += mean
-    PARTS: tl.constexpr = TERMS * 2 if HAS_BOUNDS else TERMS
+    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
     place = first + tl.arange(0, RUNS)
-    out_at = terms_ptr + (pair * window_tiles + place)[:, None] * (PARTS * HEAD_DIM) + offs_d[None, :]
+    out_at = terms_ptr + (pair * window_tiles + place)[:, None] * (TERMS * WIDTH) + offs_d[None, :]
     mask = (place < window_tiles)[:, None] & (offs_d < HEAD_DIM)[None, :]
     dtype = terms_ptr.dtype.element_ty
     tl.store(out_at, high.to(dtype), mask=mask)
     if TERMS > 1:
-        tl.store(out_at + HEAD_DIM, (high - high.to(dtype).to(tl.float32)).to(dtype), mask=mask)
+        tl.store(out_at + WIDTH, (high - high.to(dtype).to(tl.float32)).to(dtype), mask=mask)
     if HAS_BOUNDS:
-        tl.store(out_at + TERMS * HEAD_DIM, low.to(dtype), mask=mask)
+        tl.store(out_at + HEAD_DIM, low.to(dtype), mask=mask)
         if TERMS > 1:
-            tl.store(out_at + 3 * HEAD_DIM, (low - low.to(dtype).to(tl.float32)).to(dtype), mask=mask)
-
-
-@triton.jit
-def _add(score, terms, rest, nodes, TERMS: tl.constexpr):
-    """score + (terms + rest)·nodes: fp32 [tiles, n]; the smaller term first."""
-    if TERMS > 1:
-        score = tl.dot(rest, tl.trans(nodes), score, input_precision="ieee")
-    return tl.dot(terms, tl.trans(nodes), score, input_precision="ieee")
+            tl.store(out_at + WIDTH + HEAD_DIM, (low - low.to(dtype).to(tl.float32)).to(dtype), mask=mask)
 
 
 @triton.jit
@@ -88,31 +80,40 @@ def _score_terms(
     )  # fmt: skip
     if end <= start:
         return
-    WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
-    PARTS: tl.constexpr = TERMS * 2 if HAS_BOUNDS else TERMS
+    VECTORS: tl.constexpr = 2 if HAS_BOUNDS else 1
+    WIDTH: tl.constexpr = VECTORS * HEAD_DIM
     head = pair // sets * kv_heads + pair % sets * kv_heads // sets
-    level_ptr = nodes_ptr + (head * node_count + level) * WIDTH
-    offs_d = tl.arange(0, BLOCK_D)
-    mask_d = (offs_d < HEAD_DIM)[None, :]
+    slice_ptr = nodes_ptr + (head * node_count + level + start) * WIDTH
+    # u and w of a node stand side by side, and so do the two sums of a tile.
+    offs_w = tl.arange(0, VECTORS * BLOCK_D)
+    mask_w = offs_w % BLOCK_D < HEAD_DIM
+    if HEAD_DIM != BLOCK_D:
+        offs_w = offs_w // BLOCK_D * HEAD_DIM + offs_w % BLOCK_D
+    # The terms of a tile are eight rows apart, where a product leaves both sums in one thread.
+    index = tl.arange(0, TERMS * BAND)
+    tile = start_tile + index // (8 * TERMS) * 8 + index % 8
+    at = terms_ptr + (pair * window_tiles + tile)[:, None] * (TERMS * WIDTH) + (index // 8 % TERMS * WIDTH)[:, None]
+    # of shape [TERMS·BAND, VECTORS·BLOCK_D]
+    query = tl.load(at + offs_w[None, :], mask=(tile < window_tiles)[:, None] & mask_w[None, :], other=0.0)
     tile = start_tile + tl.arange(0, BAND)
     real = (tile < window_tiles)[:, None]
-    place = pair * window_tiles + tile
-    at = terms_ptr + place[:, None] * (PARTS * HEAD_DIM) + offs_d[None, :]
-    # of shape [BAND, BLOCK_D]
-    high = tl.load(at, mask=real & mask_d, other=0.0)
-    high_rest = tl.load(at + (TERMS - 1) * HEAD_DIM, mask=real & mask_d, other=0.0)
-    low = tl.load(at + (PARTS - TERMS) * HEAD_DIM, mask=real & mask_d, other=0.0)
-    low_rest = tl.load(at + (PARTS - 1) * HEAD_DIM, mask=real & mask_d, other=0.0)
-    score_at = score_ptr + place[:, None] * columns + column
-    for begin in range(start, end, CHUNK):
-        node = begin + tl.arange(0, CHUNK)
-        inside = node < end
-        weight = GROUP * log_keys(node, span, seq_len_kv, BLOCK_SIZE)
-        node_at = level_ptr + node.to(tl.int64)[:, None] * WIDTH + offs_d[None, :]
-        # of shape [CHUNK, BLOCK_D]
-        u, w = load_nodes(node_at, inside[:, None] & mask_d, HEAD_DIM, HAS_BOUNDS)
-        # of shape [BAND, CHUNK]
-        score = _add(tl.zeros([BAND, CHUNK], tl.float32), high, high_rest, u, TERMS)
-        if HAS_BOUNDS:
-            score = _add(score, low, low_rest, w, TERMS)
-        tl.store(score_at + node[None, :], score + weight[None, :], mask=real & inside[None, :])
+    score_at = score_ptr + (pair * window_tiles + tile)[:, None] * columns + (column + start)
+    # A causal tile ranks complete nodes alone: none is clipped.
+    weight = GROUP * tl.log((span.to(tl.int64) * BLOCK_SIZE).to(tl.float32))
+    offs_n = tl.arange(0, CHUNK)
+    for begin in range(0, end - start, CHUNK):
+        # A place past the end repeats the last node.
+        node = tl.minimum(begin + offs_n, end - start - 1)
+        # of shape [CHUNK, VECTORS·BLOCK_D]
+        node_at = slice_ptr + node[:, None] * WIDTH + offs_w[None, :]
+        summary = tl.load(node_at) if HEAD_DIM == BLOCK_D else tl.load(node_at, mask=mask_w[None, :], other=0.0)
+        # of shape [TERMS·BAND, CHUNK]
+        score = tl.dot(query, tl.trans(summary), input_precision="ieee")
+        if TERMS > 1:
+            score = tl.reshape(tl.sum(tl.reshape(score, [BAND // 8, TERMS, 8, CHUNK]), 1), [BAND, CHUNK])
+        if not IS_CAUSAL:
+            score += GROUP * log_keys(start + node, span, seq_len_kv, BLOCK_SIZE)[None, :]
+        else:
+            score += weight
+        # What stands past the end goes to columns that nobody reads: without a mask, whole vectors are stored.
+        tl.store(score_at + begin + offs_n[None, :], score, mask=real)

@@ -96,10 +96,10 @@ def join_heads(scores: Tensor, real: Tensor, member: Tensor | None, forced_score
         )
         normaliser = torch.cat(parts, dim=-1).logsumexp(-1, keepdim=True)
         share_of_mass = (scores - normaliser).exp_()
-        return share_of_mass.masked_fill(~real[:, :, None, :, None], 0).sum((2, 3))
+        return _rows_last(share_of_mass.masked_fill(~real[:, :, None, :, None], 0)).sum(-1)
     if how == "sum_lse":
         return _add_heads(_over_rows(scores, real))
-    return scores.masked_fill(~real[:, :, None, :, None], -torch.inf).logsumexp((2, 3))
+    return _rows_last(scores.masked_fill(~real[:, :, None, :, None], -torch.inf)).logsumexp(-1)
 
 
 def _logits(queries: Tensor, keys: Tensor, union: Tensor | int) -> Tensor:
@@ -124,9 +124,19 @@ def _over_rows(scores: Tensor, real: Tensor) -> Tensor:
     if scores.shape[3] == 1:
         joined = scores[:, :, :, 0]
     else:
-        joined = scores.masked_fill(~real[:, :, None, :, None], -torch.inf).logsumexp(3)
+        joined = scores.masked_fill(~real[:, :, None, :, None], -torch.inf).movedim(3, -1).contiguous().logsumexp(-1)
     return torch.where(joined.isnan(), -torch.inf, joined)
 
 
 def _add_heads(scores: Tensor) -> Tensor:
-    return scores.sum(2)
+    """Two numbers have one sum in whatever order; of more, each column's are added in the same."""
+    return scores.sum(2) if scores.shape[2] <= 2 else scores.movedim(2, -1).contiguous().sum(-1)
+
+
+def _rows_last(scores: Tensor) -> Tensor:
+    """[P, share, U, G·R] of scores [P, share, G, R, U]: each block's numbers lie side by side and are added in one order.
+
+    Over outer dimensions torch adds the columns behind the last whole vector in another order than those before them, so that
+    blocks of equal keys had scores of different last bits, and a tie went to the higher one.
+    """
+    return scores.flatten(2, 3).movedim(2, -1).contiguous()

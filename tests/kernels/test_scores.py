@@ -92,6 +92,16 @@ def test_rows_that_a_ragged_tile_lacks_count_for_nothing(how: str) -> None:
     torch.testing.assert_close(join_heads(scores, real, None, None, how), short)
 
 
+@pytest.mark.parametrize("how", ["sum_prob", "sum_lse", "lse"])
+@pytest.mark.parametrize("blocks", [5, 6, 33])
+def test_equal_blocks_have_equal_scores_wherever_they_stand(how: str, blocks: int) -> None:
+    """To the last bit, or ties would not go to the lower block: behind a whole vector torch adds in another order."""
+    scores = torch.randn(4, 2, 3, 20, 1, generator=torch.Generator().manual_seed(0)).expand(-1, -1, -1, -1, blocks)
+    real = (torch.arange(20) < torch.tensor([[20], [13]])).expand(4, 2, 20)
+    joined = join_heads(scores.contiguous(), real, None, scores[..., :2], how)
+    assert torch.equal(joined, joined[..., :1].expand_as(joined))
+
+
 def test_probabilities_of_all_scored_and_forced_blocks_add_to_one_per_row() -> None:
     generator = torch.Generator().manual_seed(0)
     scores, forced = (torch.randn(1, 1, 2, 3, n, generator=generator).double() for n in (6, 2))

@@ -35,6 +35,8 @@ class Case:
     stages: int
     newest_only: bool = False
     registers: int | None = None
+    multiples: tuple[str, ...] = ()
+    """Integers that a launch always makes multiples of 16."""
 
 
 def attention(
@@ -96,13 +98,14 @@ def scores(
         constants |= {"HEADS": tile.HEADS, "ROWS": tile.ROWS, "SCORE_ROWS": rows}
         return Case(name, lambda: route_scores._score_rows, pointers, constants, tile.num_warps, tile.num_stages)
     constants |= {"TERMS": 1 if dtype == "fp32" else 2}
-    return Case(name, lambda: route_scores._score_terms, pointers, constants, tile.num_warps, tile.num_stages)
+    launch = (tile.num_warps, tile.num_stages)
+    return Case(name, lambda: route_scores._score_terms, pointers, constants, *launch, multiples=("columns",))
 
 
 def query_terms(name: str, *, group: int, query_tile: int) -> Case:
     from pyramidbench.kernels import route_scores
 
-    runs, rows = (32, 1) if query_tile == 1 else route_scores.QUERY_RUNS
+    runs, rows = route_scores.query_shape(query_tile, 128, 2)
     constants = {"GROUP": group, "QUERY_TILE": query_tile, "HEAD_DIM": 128, "BLOCK_D": 128, "RUNS": runs, "ROWS": rows}
     constants |= {"TERMS": 2, "HAS_BOUNDS": True}
     pointers = {"q_ptr": "*bf16", "terms_ptr": "*bf16", "scale": "fp32"}
@@ -179,11 +182,10 @@ def build(name: str, *, rest: bool, branching: int = 2) -> Case:
 def pool(name: str, *, size: int, parts: int, out: str) -> Case:
     from pyramidbench.kernels import pooled_queries
 
-    most = pooled_queries.POOL_BYTES // 256
-    rows = min(most // 8, size)
+    runs, rows = pooled_queries.pool_shape(size // parts, 128, 2)
     if parts > 1:
-        rows, most = 1, most // pooled_queries.KEY_RUNS
-    constants: dict[str, object] = {"BLOCK_SIZE": size, "PARTS": parts, "RUNS": most // rows, "ROWS": rows}
+        runs, rows = runs * rows // pooled_queries.KEY_RUNS, 1
+    constants: dict[str, object] = {"BLOCK_SIZE": size, "PARTS": parts, "RUNS": runs, "ROWS": rows}
     constants |= {"HEAD_DIM": 128, "BLOCK_D": 128}
     pointers = {"x_ptr": "*bf16", "out_ptr": out}
     return Case(name, lambda: pooled_queries._mean_runs, pointers, constants, pooled_queries.POOL_WARPS, 1)
@@ -607,6 +609,8 @@ def compiled(case: Case, capability: int) -> Any:
             aligned[(place,)] = [["tt.divisibility", 16]]
         else:
             signature[argument] = case.pointers.get(argument, "i32")
+        if argument in case.multiples:
+            aligned[(place,)] = [["tt.divisibility", 16]]
     options = {"num_warps": case.warps, "num_stages": case.stages, "maxnreg": case.registers, "enable_fp_fusion": True}
     source = ASTSource(kernel, signature, constants, aligned)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

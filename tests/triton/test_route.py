@@ -145,6 +145,26 @@ def test_large(case: Case, dtype: torch.dtype, device: str) -> None:
     assert differing_rows(case, dtype, device) <= 1e-3
 
 
+def test_levels_that_keep_all_their_nodes_are_not_built(device: str) -> None:
+    """What the walk starts below, its twin may as well: the sets are those of the whole pyramid."""
+    from pyramidbench.kernels import backends
+    from pyramidbench.kernels.route_call import scored_levels
+
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 700, 16, device=device) for _ in range(2))
+    tiling, rules = Tiling(700, 700, 16, 32, True), WalkRules(**{**MEAN, "top_k": 4, "beam": 2})
+    whole, built = build(k, tiling, rules), backends.build(k, tiling, rules, "triton")
+    assert built.levels == scored_levels(rules, tiling) < whole.levels
+    twin = route_reference(q, k, whole, tiling, rules, 0.25)
+    assert torch.equal(route_reference(q, k, built, tiling, rules, 0.25), twin)
+    assert torch.equal(backends.route(q, k, built, tiling, rules, 0.25, "triton").indices, twin)
+
+
+@named([case for case in SMALL if case.name in ("sub", "sub-parts-that-do-not-divide", "rows-exact-group-3")])
+def test_ties_of_scored_leaves_go_to_the_lower_block(case: Case, device: str) -> None:
+    assert differing_rows(case, torch.float32, device, equal_keys=True) == 0
+
+
 def test_ties_go_to_the_lower_block(device: str) -> None:
     case = Case("", 1, 1, 400, 400, 16, 16, 16, {**MEAN, "top_k": 3, "beam": 1})
     assert differing_rows(case, torch.float32, device, equal_keys=True) == 0

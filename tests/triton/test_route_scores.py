@@ -61,7 +61,7 @@ def largest_error(case: Case, dtype: torch.dtype, device: str) -> float:
     """Over all nodes that a tile may rank: |score - the twin's in fp64|. Every such node must have been written."""
     from pyramidbench.kernels.route_call import call_of
     from pyramidbench.kernels.route_scores import Scorer
-    from pyramidbench.kernels.route_window import Levels, windows
+    from pyramidbench.kernels.route_window import Levels, columns_of, windows
 
     torch.manual_seed(0)
     q = torch.randn(case.batch, case.queries, case.heads, case.head_dim, device=device).to(dtype).transpose(1, 2)
@@ -89,7 +89,7 @@ def largest_error(case: Case, dtype: torch.dtype, device: str) -> float:
             may = tiling.complete(node[None, :], tile[:, None], pyramid.span(level) * case.block_size).expand_as(found)
             assert not found[may].isnan().any()
             worst = max(worst, float((found - exact)[may].abs().max()) if may.any() else 0.0)
-            column += seen
+            column += columns_of((seen,))
     return worst
 
 
