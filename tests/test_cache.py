@@ -156,7 +156,7 @@ def test_gradients_do_not_pass(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
 
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
 def test_a_decoder_gives_back_its_tokens(paged: bool) -> None:
-    cache = PyramidCache(2, 2, 16, 100, dtype=torch.float32, device="cpu", block_size=16, top_k=2, paged=paged)
+    cache = pb.PyramidCache(2, 2, 16, 100, dtype=torch.float32, device="cpu", block_size=16, top_k=2, paged=paged)
     k, v = torch.randn(2, 2, 2, 37, 16, generator=torch.Generator().manual_seed(0))
     cache.append(k[:, :, :20], v[:, :, :20])
     cache.append(k[:, :, 20:], v[:, :, 20:])
