@@ -78,12 +78,11 @@ class BlockDecoder:
         self.known = ends
 
     def attend(self, q: Tensor) -> Tensor:
-        self._check_queries(q)
-        if self.backend == "reference":
-            return attend_reference(q, self.store, choose_reference(q, self.store, self.rules, self.scale), self.scale)
-        from pyramidbench.kernels.decode_step import step
+        return self._step(q)[0]
 
-        return step(q, self.store, self.rules, self.scale)[0]
+    def step(self, q: Tensor) -> tuple[Tensor, BlockSelection]:
+        output, lists = self._step(q)
+        return output, self._selection(q, lists)
 
     def lists(self, q: Tensor) -> Tensor:
         self._check_queries(q)
@@ -94,11 +93,32 @@ class BlockDecoder:
         return step(q, self.store, self.rules, self.scale)[1]
 
     def select(self, q: Tensor) -> BlockSelection:
+        return self._selection(q, self.lists(q))
+
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        length, store = max(self._host_lengths()), self.store
+        if self.table is None:
+            return store.k[:, :, :length], store.v[:, :, :length]
+        rows = range(self.sizes.batch)
+        k, v = (torch.stack([store.rows_of(x, row, 0, length) for row in rows]) for x in (store.k, store.v))
+        return k, v
+
+    def _step(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """Attention and the blocks it went to, as `lists` has them."""
+        self._check_queries(q)
+        if self.backend == "reference":
+            lists = choose_reference(q, self.store, self.rules, self.scale)
+            return attend_reference(q, self.store, lists, self.scale), lists
+        from pyramidbench.kernels.decode_step import step
+
+        return step(q, self.store, self.rules, self.scale)
+
+    def _selection(self, q: Tensor, lists: Tensor) -> BlockSelection:
         lengths = self._host_lengths()
         if len(set(lengths)) > 1:
             raise UserError(f"sequences of {lengths} tokens have no one selection; accepted: equal lengths, or `lists`")
         tiling = Tiling(q.shape[2], lengths[0], self.sizes.block_size, 1, True)
-        return BlockSelection.from_indices(self.lists(q), tiling)
+        return BlockSelection.from_indices(lists, tiling)
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
         new = self._each("truncate to", lengths, self._host_lengths())

@@ -49,6 +49,14 @@ class Decoder(Protocol):
         """The blocks that `attend` attends to; None for all of them."""
         ...
 
+    def step(self, q: Tensor) -> tuple[Tensor, BlockSelection | None]:
+        """What `attend` and `select` give, chosen once."""
+        ...
+
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """Keys [B, G, length, D] and values [B, G, length, Dv] so far; views where they lie in one piece."""
+        ...
+
 
 @runtime_checkable
 class TokenCache(Decoder, Protocol):
@@ -123,17 +131,23 @@ class RepeatingDecoder:
         self.length = end
 
     def attend(self, q: Tensor) -> Tensor:
+        return self.step(q)[0]
+
+    def step(self, q: Tensor) -> tuple[Tensor, BlockSelection | None]:
         k, v, problem = self._call(q)
         selection = self.method.select(q, k, problem)
         if selection is None and q.shape[2] == 1:
             # One newest query sees every key: no mask, which not every dense kernel has for unequal lengths.
             problem = replace(problem, causal=False)
-        return self.method.attend(q, k, v, selection, problem)
+        return self.method.attend(q, k, v, selection, problem), selection
 
     def select(self, q: Tensor) -> BlockSelection | None:
         k, _, problem = self._call(q)
         return self.method.select(q, k, problem)
 
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+
     def _call(self, q: Tensor) -> tuple[Tensor, Tensor, Problem]:
         problem = replace(self.problem, heads=q.shape[1], seq_len_q=q.shape[2], seq_len_kv=self.length)
-        return self.k[:, :, : self.length], self.v[:, :, : self.length], problem
+        return *self.tokens(), problem

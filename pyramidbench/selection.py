@@ -130,6 +130,11 @@ def _first_listed(mask: Tensor) -> tuple[Tensor, Tensor]:
     return mask.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
+SORTED_ELEMENTS = 1 << 14
+"""Scores that are sorted whole: a decoded token's are few, and whether some of them are tied is then not asked, for which a
+GPU would have to be waited for."""
+
+
 def top_indices(scores: Tensor, count: int) -> Tensor:
     """Positions of the `count` highest scores in the last dimension, ties to the lower position, int64.
 
@@ -139,6 +144,9 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
     width = min(count, scores.shape[-1])
     if width == 0:
         return torch.full((*scores.shape[:-1], 0), -1, dtype=torch.int64, device=scores.device)
+    if scores.numel() <= SORTED_ELEMENTS:
+        values, positions = (x[..., :width] for x in scores.sort(dim=-1, descending=True, stable=True))
+        return _ascending(values, positions, scores.shape[-1])
     values, positions = scores.topk(width, dim=-1)
     worst = values[..., -1:]
     tied = ((scores >= worst).sum(-1, keepdim=True) > width) & (worst > -torch.inf)
@@ -146,7 +154,11 @@ def top_indices(scores: Tensor, count: int) -> Tensor:
         ordered = scores[tied[..., 0]].sort(dim=-1, descending=True, stable=True)
         positions[tied[..., 0]] = ordered.indices[..., :width]
         values[tied[..., 0]] = ordered.values[..., :width]
-    outside = scores.shape[-1]
+    return _ascending(values, positions, scores.shape[-1])
+
+
+def _ascending(values: Tensor, positions: Tensor, outside: int) -> Tensor:
+    """Positions in ascending order; -1, behind them, for those whose value is -inf."""
     positions = positions.masked_fill(values == -torch.inf, outside).sort(dim=-1).values
     return positions.masked_fill(positions == outside, -1)
 
@@ -188,8 +200,8 @@ def top_blocks(scores: Tensor, tile: Tensor, tiling: Tiling, forced: Forced, kee
 
 def top_n_indices(scores: Tensor, keep: Tensor) -> Tensor:
     """`top_indices` with a count of its own for each row of the second-last dimension (keep: int64 [T])."""
-    widest = int(keep.max()) if keep.numel() else 0
-    if bool((keep == widest).all()):
+    narrowest, widest = torch.stack(keep.aminmax()).tolist() if keep.numel() else (0, 0)
+    if narrowest == widest:
         return top_indices(scores, widest)
     best = torch.full((*scores.shape[:-1], min(widest, scores.shape[-1])), -1, dtype=torch.int64, device=scores.device)
     for count in keep.unique().tolist():

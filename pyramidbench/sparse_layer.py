@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.errors import UserError
 from pyramidbench.method import Method
 from pyramidbench.problem import Pass, Problem
@@ -19,6 +20,9 @@ from pyramidbench.registry import create
 from pyramidbench.selection import frozen
 from pyramidbench.spans import Spans
 from pyramidbench.usage import Tally
+
+HELD_BY = "pyramidbench_held_by"
+"""Attribute of the keys that a decoding cache hands to a model, by which the attention finds the cache again."""
 
 
 class Unsupported(UserError):
@@ -53,9 +57,7 @@ class SparseLayer:
         tracked = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
         direction: Pass = "train" if tracked else "forward"
         problem = dataclasses.replace(Problem.of(q, k, v, causal=True, scale=scale), direction=direction)
-        gap, backend = _checked(self.method, problem)
-        if gap is not None:
-            raise Unsupported(f"method '{self.method.name}' cannot do this model's attention: {gap}.")
+        backend = _require(self.method, problem)
         with frozen(q.device):
             selection = self.method.select(q, k, problem)
         if selection is None:
@@ -63,6 +65,21 @@ class SparseLayer:
         else:
             tally.sparse(selection, backend)
         return self.method.attend(q, k, v, selection, problem)
+
+    def stepper(self, q: Tensor, k: Tensor, v: Tensor, scale: float, room: int) -> Stepper | None:
+        """What holds `room` tokens of such sequences and attends for their newest ones; None where the method keeps nothing
+        between tokens.
+
+        Raises:
+            Unsupported: the method cannot decode these.
+        """
+        if type(self.method).decoder is Method.decoder:
+            return None
+        sizes = Problem.of(q, k, v, causal=True, scale=scale)
+        problem = dataclasses.replace(sizes, seq_len_q=1, seq_len_kv=room, direction="decode")
+        _require(self.method, problem)
+        decoder = self.method.decoder(problem, CacheLayout(k.device))
+        return Stepper(self.method, scale, decoder, self.method.step_backend(problem))
 
     @staticmethod
     def dense(q: Tensor, k: Tensor, v: Tensor, spans: Spans | None, scale: float, tally: Tally) -> Tensor:
@@ -75,6 +92,33 @@ class SparseLayer:
         return torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=spans.mask(k.shape[2]), scale=scale, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """A method's decoder with the sequences of one layer, the softmax scale that it was made for, and what runs it."""
+
+    method: Method
+    scale: float
+    decoder: Decoder
+    backend: str
+
+    def step(self, q: Tensor, tally: Tally) -> Tensor:
+        """Attention of the newest token of each sequence, [B, H, 1, Dv]; its key and value were appended."""
+        output, selection = self.decoder.step(q)
+        if selection is None:
+            tally.dense(self.backend)
+        else:
+            tally.sparse(selection, self.backend, is_step=True)
+        return output
+
+
+def _require(method: Method, problem: Problem) -> str:
+    """What runs the problem; Unsupported where the method cannot."""
+    gap, backend = _checked(method, problem)
+    if gap is not None:
+        raise Unsupported(f"method '{method.name}' cannot do this model's attention: {gap}.")
+    return backend
 
 
 @lru_cache(maxsize=4096)

@@ -22,15 +22,17 @@ from torch import Tensor
 
 from pyramidbench.errors import UserError
 from pyramidbench.model_files import import_transformers
+from pyramidbench.model_masks import as_spans, check_positions, read_spans
 from pyramidbench.recorder import NOT_PLAIN
 from pyramidbench.registry import method_names, preset_names, split_spec
 from pyramidbench.spans import Spans
-from pyramidbench.sparse_layer import SparseLayer, sparse_layer
+from pyramidbench.sparse_layer import HELD_BY, SparseLayer, sparse_layer
 from pyramidbench.usage import Tally, Usage
 
-__all__ = ["Usage", "register", "reset_usage", "usage", "use"]
+__all__ = ["Usage", "decoding_cache", "register", "reset_usage", "usage", "use"]
 
 PREFIX = "pyramidbench:"
+CACHED_LAYERS = ("full_attention", "sliding_attention", "chunked_attention")
 Configured = dict[str, Any]
 
 _registered: Configured = {}
@@ -83,6 +85,29 @@ def use(model: Any, method: str, *, dense_layers: int | Sequence[int] = 0, **par
     config.pyramidbench = settings
 
 
+def decoding_cache(model: Any, max_len: int) -> Any:
+    """A cache for `model.generate(**inputs, past_key_values=…)` or the model's own call, of up to max_len tokens a sequence.
+
+    With it a new token costs a step of the method's decoder in each layer: nothing is summarised anew, and what is attended
+    to stays the same. It works for methods with a decoder of their own (pyramid, flat, quest, sliding_window, …; `usage` counts
+    `step_calls`); dense layers and other methods keep keys and values in it as in transformers' DynamicCache. Sequences are
+    not padded. It can be copied, repeated, cropped, reordered and reset, as a DynamicCache can.
+
+    Raises:
+        UserError: max_len below 1, or a model whose layers hold something else than keys and values.
+    """
+    import_transformers()
+    if max_len < 1:
+        raise UserError(f"max_len = {max_len}: accepted: a whole number from 1 on")
+    config = model.config.get_text_config()
+    odd = sorted(set(getattr(config, "layer_types", None) or ()) - set(CACHED_LAYERS))
+    if odd:
+        raise UserError(f"the model has layers of type {odd[0]}, which hold no keys and values; use its own cache.")
+    from pyramidbench.decoding_cache import make_cache
+
+    return make_cache(config.num_hidden_layers, max_len)
+
+
 def usage() -> Usage:
     """What the registered attention did since the start, or since `reset_usage`; the difference of two is one span's."""
     return _tally.read()
@@ -102,7 +127,7 @@ def _specs() -> Iterator[str]:
 
 def _register_name(transformers: Any, name: str) -> None:
     transformers.AttentionInterface.register(name, partial(_attend, name.removeprefix(PREFIX)))
-    transformers.AttentionMaskInterface.register(name, _spans)
+    transformers.AttentionMaskInterface.register(name, read_spans)
 
 
 def _attend(
@@ -120,9 +145,9 @@ def _attend(
     _check_plain(module, dropout, others)
     own = getattr(getattr(module, "config", None), "pyramidbench", None)
     layer = sparse_layer(method, _registered if own is None else own)
-    spans = _as_spans(attention_mask, query, key)
+    spans = as_spans(attention_mask, query, key)
     index = getattr(module, "layer_idx", None)
-    _check_positions(others.get("position_ids"), spans, query)
+    check_positions(others.get("position_ids"), spans, query)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return _run(layer, index, query, key, value, spans, scale).transpose(1, 2).contiguous(), None
 
@@ -132,6 +157,12 @@ def _run(
 ) -> Tensor:
     if layer.is_dense(index):
         return layer.dense(q, k, v, spans, scale, _tally)
+    held = getattr(k, HELD_BY, None)
+    if held is not None and q.shape[2] == 1:
+        stepper = held.stepper(layer, q, scale)
+        if stepper is not None:
+            _check_step(q, k, spans)
+            return stepper.step(q, _tally)
     if spans is None:
         return layer.sparse(q, k, v, scale, _tally)
     output = q.new_zeros(*q.shape[:3], v.shape[-1])
@@ -141,6 +172,16 @@ def _run(
             q[one, :, part.rows], k[one, :, part.keys], v[one, :, part.keys], scale, _tally
         )
     return output
+
+
+def _check_step(q: Tensor, k: Tensor, spans: Spans | None) -> None:
+    if spans is not None:
+        raise UserError(
+            "the sequences are padded, and a decoding cache holds them without padding; give prompts of one length, or "
+            "generate without the cache."
+        )
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
+        raise UserError("a decoding cache has no gradients; call the model under torch.no_grad().")
 
 
 def _check_plain(module: Any, dropout: float, others: dict[str, Any]) -> None:
@@ -154,62 +195,3 @@ def _check_plain(module: Any, dropout: float, others: dict[str, Any]) -> None:
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         raise UserError("the layer's attention is not causal; only causal language models are supported.")
-
-
-def _spans(
-    batch_size: int, q_length: int = 0, kv_length: int = 0, q_offset: int | Tensor = 0, kv_offset: int = 0,
-    mask_function: Any = None, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True,
-    device: torch.device | str = "cpu", local_size: int | None = None, cache_position: Tensor | None = None,
-    **others: Any,
-) -> Spans | None:  # fmt: skip
-    """transformers' mask interface: None for plain causal attention over all keys, else what each query sees."""
-    if others.get("use_vmap"):
-        raise UserError("the model adds a mask of its own to the causal one; sparse attention cannot follow it.")
-    if cache_position is not None:  # what earlier versions give in place of q_length and q_offset
-        q_length, q_offset, device = len(cache_position), cache_position[0], cache_position.device
-    offset = int(q_offset) - kv_offset
-    padding = _padding(attention_mask, kv_length, kv_offset)
-    whole = padding is None or bool(padding.all())
-    near = local_size is None or kv_length <= local_size
-    if allow_is_causal_skip and whole and near and offset + q_length == kv_length:
-        return None
-    batch, column = torch.arange(batch_size, device=device), torch.arange(kv_length, device=device)
-    position = torch.arange(q_length, device=device) + offset
-
-    def rows(start: int, end: int) -> Tensor:
-        at = (batch[:, None, None, None], torch.zeros(1, 1, 1, 1, dtype=torch.long, device=device))
-        seen = mask_function(*at, (position[start:end] + kv_offset)[:, None], column + kv_offset)
-        seen = seen.expand(batch_size, 1, end - start, kv_length)[:, 0]
-        return seen if padding is None else seen & padding[:, None]
-
-    return Spans.read(rows, q_length, kv_length, position)
-
-
-def _padding(attention_mask: Tensor | None, kv_length: int, kv_offset: int) -> Tensor | None:
-    """Which keys are real, bool [B, N]; a mask that ends before the keys do means that the rest is not there yet."""
-    if attention_mask is None:
-        return None
-    missing = kv_length + kv_offset - attention_mask.shape[-1]
-    padded = torch.nn.functional.pad(attention_mask.bool(), (0, max(0, missing)))
-    return padded[:, kv_offset : kv_offset + kv_length]
-
-
-def _as_spans(mask: Spans | Tensor | None, q: Tensor, k: Tensor) -> Spans | None:
-    """The mask as `_spans` made it, or a caller's own one [B, 1, M, N], boolean or added to the logits."""
-    if mask is None or isinstance(mask, Spans):
-        return mask
-    if not isinstance(mask, Tensor) or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[-2] != q.shape[2]:
-        given = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        raise UserError(f"attention mask {given} is not supported; accepted: [batch, tokens] or [batch, 1, M, N].")
-    seen = mask[:, 0] if mask.dtype == torch.bool else mask[:, 0] == 0
-    seen = seen[..., : k.shape[2]].expand(q.shape[0], -1, -1)
-    position = torch.arange(q.shape[2], device=q.device) + k.shape[2] - q.shape[2]
-    return Spans.read(lambda start, end: seen[:, start:end], q.shape[2], k.shape[2], position)
-
-
-def _check_positions(position_ids: Tensor | None, spans: Spans | None, q: Tensor) -> None:
-    """transformers looks for packed sequences only where there is no cache and no mask: elsewhere they would be mixed."""
-    if spans is not None or position_ids is None or position_ids.dim() != 2 or q.shape[2] == 1:
-        return
-    if bool((position_ids.diff(dim=-1) != 1).any()):
-        raise UserError("position_ids start anew inside a sequence: packed sequences need use_cache=False and no mask.")

@@ -20,6 +20,7 @@ class Usage:
     """What a model's attention did. Numbers add up over layers, sequences and calls; batch entries count apart.
 
     sparse_calls, dense_calls: calls that chose blocks, and calls that attended to everything (`dense`, dense_layers).
+    step_calls: those sparse calls that were one step of a method's decoder, which made no summary anew.
     queries, queries_with_choice: queries of sparse calls, and those with more eligible blocks than the method keeps by
     rank: for all others sparse attention is dense attention in disguise. tiles, tiles_with_choice: likewise, by tile.
     pairs, visible_pairs: attended (query, key) pairs of sparse calls per set of blocks, and those of dense attention.
@@ -34,6 +35,7 @@ class Usage:
     queries_with_choice: int = 0
     pairs: float = 0.0
     visible_pairs: float = 0.0
+    step_calls: int = 0
     backends: tuple[str, ...] = ()
 
     @property
@@ -68,13 +70,15 @@ class Tally:
     counted: Usage = field(default_factory=Usage)
     held: dict[tuple[str, Tiling, torch.Size], list[BlockSelection]] = field(default_factory=dict)
     waiting: int = 0
+    steps: int = 0
 
     def dense(self, backend: str) -> None:
         """One call that attended to everything."""
         self.counted += Usage(dense_calls=1, backends=(backend,))
 
-    def sparse(self, selection: BlockSelection, backend: str) -> None:
-        """One call that attended to the blocks of a selection."""
+    def sparse(self, selection: BlockSelection, backend: str, *, is_step: bool = False) -> None:
+        """One call that attended to the blocks of a selection; is_step: a step of a method's decoder."""
+        self.steps += is_step
         self.held.setdefault((backend, selection.tiling, selection.indices.shape), []).append(selection)
         self.waiting += selection.indices.numel()
         if self.waiting >= MOST_HELD_ELEMENTS:
@@ -82,7 +86,9 @@ class Tally:
 
     def read(self) -> Usage:
         """All that was counted so far."""
-        held, self.held, self.waiting = self.held, {}, 0
+        held, steps = self.held, self.steps
+        self.held, self.waiting, self.steps = {}, 0, 0
+        self.counted += Usage(step_calls=steps)
         for (backend, tiling, _), selections in held.items():
             self.counted += _counted(backend, tiling, selections)
         return self.counted

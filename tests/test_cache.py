@@ -152,3 +152,14 @@ def test_gradients_do_not_pass(qkv: tuple[Tensor, Tensor, Tensor]) -> None:
     output = cache.attend(q[:, :, -1:])
     assert not output.requires_grad
     assert math.isfinite(float(output.sum()))
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_a_decoder_gives_back_its_tokens(paged: bool) -> None:
+    cache = pb.PyramidCache(2, 2, 16, 100, dtype=torch.float32, device="cpu", block_size=16, top_k=2, paged=paged)
+    k, v = torch.randn(2, 2, 2, 37, 16, generator=torch.Generator().manual_seed(0))
+    cache.append(k[:, :, :20], v[:, :, :20])
+    cache.append(k[:, :, 20:], v[:, :, 20:])
+    held_k, held_v = cache._cache.tokens()
+    assert torch.equal(held_k, k)
+    assert torch.equal(held_v, v)

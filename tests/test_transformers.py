@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -214,3 +217,97 @@ def test_spans_split_a_mask_into_its_sequences() -> None:
         (slice(5, 9), slice(5, 9)),
     ]
     assert torch.equal(spans.mask(9)[0, 0, 2:], seen[0, 2:])
+
+
+STEPPING = ("pyramid", "pyramid:fast", "pyramid:paper", "flat", "flat:exact", "quest", "moba", "sliding_window")
+BUDGET: dict[str, Any] = {"top_k": 1, "block_size": 8}
+NEW_TOKENS = 11
+
+
+def generated(model: Any, ids: Tensor, cache: Any = None, **settings: object) -> tuple[Tensor, Tensor, Any]:
+    """Tokens, the logits of the new ones, and what the attention did; `cache` in place of the model's own."""
+    sparse.reset_usage()
+    name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+    given = {} if cache is None else {name: cache}
+    usual = {
+        "max_new_tokens": NEW_TOKENS,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
+    told = model.generate(ids, **{**usual, **settings}, **given, output_logits=True, return_dict_in_generate=True)
+    return told.sequences, torch.stack(told.logits), sparse.usage()
+
+
+@pytest.mark.parametrize("method", [*STEPPING, "dense", "random_blocks"])
+def test_steps_of_a_decoder_give_what_a_whole_selection_gives(ids: Tensor, method: str) -> None:
+    model = tiny()
+    sparse.use(model, method, **({} if method == "dense" else BUDGET))
+    tokens, logits, plain = generated(model, ids)
+    stepped_tokens, stepped_logits, stepped = generated(model, ids, sparse.decoding_cache(model, 128))
+    assert torch.equal(stepped_tokens, tokens)
+    torch.testing.assert_close(stepped_logits, logits, rtol=1e-4, atol=1e-5)
+    own = method in STEPPING
+    assert stepped.step_calls == (LAYERS * (NEW_TOKENS - 1) if own else 0)
+    assert plain.step_calls == 0
+    # The same blocks, counted the same way: only who chose them differs.
+    assert dataclasses.replace(stepped, step_calls=0, backends=()) == dataclasses.replace(plain, backends=())
+    assert (stepped.choice_share is None) == (method == "dense")
+
+
+def test_dense_layers_do_not_step(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", dense_layers=[1], **SMALL)
+    _, logits, _ = generated(model, ids)
+    _, stepped, used = generated(model, ids, sparse.decoding_cache(model, 128))
+    torch.testing.assert_close(stepped, logits, rtol=1e-4, atol=1e-5)
+    assert (used.step_calls, used.dense_calls) == (2 * (NEW_TOKENS - 1), NEW_TOKENS)
+
+
+def test_beams_reorder_the_decoders(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    beams, _, _ = generated(model, ids, num_beams=3)
+    stepped, _, used = generated(model, ids, sparse.decoding_cache(model, 128), num_beams=3)
+    assert torch.equal(stepped, beams)
+    assert used.step_calls == LAYERS * (NEW_TOKENS - 1)
+
+
+CHANGES = {
+    "copied": copy.deepcopy,
+    "cropped": lambda cache: cache.crop(-5),
+    "repeated": lambda cache: cache.batch_repeat_interleave(2),
+    "selected": lambda cache: cache.batch_select_indices(torch.tensor([1])),
+    "reset": lambda cache: cache.reset(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cache_that_was_changed_goes_on_right(ids: Tensor, change: str) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+    stepping, plain = sparse.decoding_cache(model, 128), transformers.DynamicCache()
+    for part in ids[:, :82].split([80, 1, 1], dim=1):
+        for cache in (stepping, plain):
+            model(part, use_cache=True, **{name: cache})
+    stepping = CHANGES[change](stepping) or stepping
+    plain = transformers.DynamicCache() if change == "reset" else CHANGES[change](plain) or plain
+    rows = {"repeated": 4, "selected": 1}.get(change, 2)
+    assert stepping.get_seq_length() == {"cropped": 77, "reset": 0}.get(change, 82)
+    sparse.reset_usage()
+    for token in torch.randint(64, (rows, 3), generator=torch.Generator().manual_seed(7)).split(1, dim=1):
+        found, expected = (model(token, use_cache=True, **{name: one}).logits for one in (stepping, plain))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert sparse.usage().step_calls == 3 * LAYERS
+
+
+def test_what_a_decoding_cache_refuses(ids: Tensor) -> None:
+    model = tiny()
+    sparse.use(model, "pyramid", **SMALL)
+    with pytest.raises(UserError, match="the sequences are padded, and a decoding cache holds them without padding"):
+        generated(model, ids, sparse.decoding_cache(model, 128), attention_mask=left(13))
+    with pytest.raises(UserError, match=r"the cache is full: .* would hold 97 tokens, and there is room for 96"):
+        generated(model, ids, sparse.decoding_cache(model, TOKENS))
+    with pytest.raises(UserError, match="max_len = 0: accepted"):
+        sparse.decoding_cache(model, 0)

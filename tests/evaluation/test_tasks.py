@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import pyramidbench.transformers as attention_interface
 from pyramidbench.errors import UserError
 from pyramidbench.evaluation import carriers
 from pyramidbench.evaluation.attention import Attention
@@ -291,3 +292,16 @@ def test_lengths_depths_and_shots_all_come_before_any_comes_again(asked: Asked) 
     for task in OWN:
         order = [samples[0].index for samples in task().rounds(asked)]
         assert order == sorted(order)
+
+
+def test_an_answer_is_made_of_steps(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token behind the first is a step of the method's decoder in each layer, and the answer is that without."""
+    monkeypatch.setattr(tiny, "_stops", set)
+    tiny.use(Attention("pyramid", "top_k=1", json.dumps({"block_size": 8, "query_tile": 8, "top_k": 1})))
+    prompt = tiny.ids("once upon a time there was a block of keys that nobody had ranked " * 4)
+    attention_interface.reset_usage()
+    stepped = tiny.generate(prompt, 5)
+    used = attention_interface.usage()
+    assert used.step_calls == 4 * tiny.network.config.num_hidden_layers
+    monkeypatch.setattr(attention_interface, "decoding_cache", lambda *_: None)
+    assert tiny.generate(prompt, 5) == stepped

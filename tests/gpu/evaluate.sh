@@ -4,14 +4,24 @@
 #     tests/gpu/evaluate.sh OUT MODELS [PART ...]
 #
 # In a shell that prepare.sh made ready, with transformers, tokenizers, gguf, accelerate and safetensors among the WHEELS; no
-# network. Each PART is one process; without any, all of them but train run side by side until MINUTES (7.5 unless set) are over, and
-# each ends with a whole run folder: OUT/smollm2-TASK. What is not done by then is done when the same command is repeated.
+# network. Each PART is one process; they run side by side until MINUTES (7.5 unless set) are over, and each ends with a whole run
+# folder: OUT/smollm2-TASK. What is not done by then is done when the same command is repeated. Without any PART it is the second
+# group, nine processes. Each part starts its attentions at another one, so that their kernels are compiled once and not nine times.
 #
+# What is in results/reference:
 #     perplexity    8k windows of two texts, nine attentions, four budgets, in float32; then associative recall, and the two
 #                   tasks that this model can hardly do
 #     needle-0/1    a needle by depth and length, with two seeds       key-0/1    one of eight that look alike, likewise
 #     values        four values of one place, by length                places     four places at once, likewise
 #     choices-1/2   questions with choices, alone and after worked examples that fill 4k and 8k tokens
+# What these leave out:
+#     needle-long   a needle at 4k and 8k      key-long   one of eight, likewise
+#     queries       four places at once        four       four values of one place     (both at 1k to 8k)
+#     variables     a chain of assignments     words      the commonest words          (both at 1k to 8k)
+#     zero          five sets of questions without examples
+#     eights-1/2    the same sets after examples that fill 8k tokens
+#
+# By themselves:
 #     train         the small decoder, four arms side by side; STEPS, 900 unless set; checkpoints go to CHECKPOINTS
 #     timed         a window of 8k with each attention, to be run alone: the only times that are not of a shared device
 #
@@ -29,9 +39,15 @@ out=$(CDPATH='' cd -- "$1" && pwd)
 PYRAMIDBENCH_MODELS=$(CDPATH='' cd -- "$2" && pwd)
 export PYRAMIDBENCH_MODELS HF_HUB_OFFLINE=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 shift 2
-[ $# -gt 0 ] || set -- perplexity needle-0 needle-1 key-0 key-1 values places choices-1 choices-2
+[ $# -gt 0 ] || set -- needle-long key-long queries four variables words zero eights-1 eights-2
 ends=$(($(date +%s) + $(printf '%.0f' "$(echo "${MINUTES:-7.5} 60" | awk '{print $1 * $2}')")))
+sets=social_iqa,winogrande,quartz,goal_inference,winowhy
 all=dense,pyramid,pyramid:paper,pyramid:fast,flat,flat:exact,exact_topk,sliding_window,random_blocks
+
+# rotate: the first method of `all` goes to its end
+rotate() {
+    all=${all#*,},${all%%,*}
+}
 
 # ask NAME TASKS FLAGS: one evaluation until the time is over
 ask() {
@@ -58,6 +74,17 @@ part() {
     places) ask places multi_query --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
     choices-1) ask choices-1 social_iqa,winogrande --shots 4k,8k,0 --samples 200 --keep 5%,10% --dtype float16 ;;
     choices-2) ask choices-2 quartz,winowhy,goal_inference --shots 4k,8k,0 --samples 100 --keep 5%,10% --dtype float16 ;;
+    needle-long) ask single-needle-long single_needle \
+        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
+    key-long) ask multi-key-long multi_key \
+        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
+    queries) ask multi-query multi_query --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
+    four) ask multi-value multi_value --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
+    variables) ask variables variable_tracking --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
+    words) ask words common_words --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
+    zero) ask zero-shot "$sets" --shots 0 --samples 50 --keep 5%,10% --dtype float16 ;;
+    eights-1) ask shots-8k-1 social_iqa,quartz --shots 8k --samples 50 --keep 5%,10% --dtype float16 ;;
+    eights-2) ask shots-8k-2 winogrande,goal_inference,winowhy --shots 8k --samples 50 --keep 5%,10% --dtype float16 ;;
     train) "$python" -m pyramidbench.training run "$PYRAMIDBENCH_MODELS/data/corpus.safetensors" --out "$out/trained-decoder" \
         --checkpoints "${CHECKPOINTS:-${TMPDIR:-/tmp}/pyramidbench-checkpoints}" --steps "${STEPS:-900}" --side-by-side ;;
     timed) ask timed perplexity --text emma --length 8k --samples 3 --keep 5%,10%,20%,40% --dtype bfloat16 ;;
@@ -81,6 +108,7 @@ running=
 for name in "$@"; do
     part "$name" >"$out/$name.log" 2>&1 &
     running="$running $!"
+    rotate
 done
 failed=0
 for process in $running; do
