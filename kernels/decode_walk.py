@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_call import DecodeCall, listed_ends
 from pyramidbench.kernels.decode_launch import after_previous, ask_for, is_last
 from pyramidbench.kernels.decode_place import new_query
-from pyramidbench.kernels.decode_rank import opened, rank
+from pyramidbench.kernels.decode_rank import edges, opened, rank
 from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 
 WARP_BYTES = 8192
@@ -75,9 +75,23 @@ def _places(place, blocks, levels, BRANCHING: tl.constexpr):
 def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     """Nodes that the buffer holds for the level under `level`."""
     nodes = tl.full([], 0, tl.int32) + blocks
-    for _ in range(level - 1):
-        nodes = tl.cdiv(nodes, BRANCHING)
+    if BRANCHING == 2:
+        under = tl.maximum(level - 1, 0)
+        nodes = (nodes + (1 << under) - 1) >> under
+    else:
+        for _ in range(level - 1):
+            nodes = tl.cdiv(nodes, BRANCHING)
     return nodes
+
+
+@triton.jit
+def _interval(sink_end, end, level, span, BRANCHING: tl.constexpr):
+    """[lo, hi) of a level's nodes that may be ranked. A division by `span` takes forty instructions, a shift one."""
+    if BRANCHING == 2:
+        lo, hi = (sink_end + (1 << level) - 1) >> level, end >> level
+    else:
+        lo, hi = tl.cdiv(sink_end, span), end // span
+    return lo, hi
 
 
 @triton.jit(do_not_specialize=["scan_level"])
@@ -123,15 +137,15 @@ def _scan(
     # All programs of a query agree on `top`. Where it starts below these levels, `_gather` starts it.
     if top >= scan_level:  # noqa: SIM102 - no `and`: a program that is not asked must not count itself
         if is_last(arrivals_ptr + item, parts):
-            list_ptr += item * (inner_width + 2)
+            list_width = inner_width + (0 if BRANCHING == 2 else 2)
+            list_ptr += item * list_width
             for step in range(top - scan_level + 1):
-                # [lo, hi) of the level's nodes may be ranked.
-                lo, hi = tl.cdiv(sink_end, span), end // span
                 here = top - step
+                lo, hi = _interval(sink_end, end, here, span, BRANCHING)
                 keep = tl.where(here == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
                 rank(
                     score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, here == top, lo,
-                    hi, keep, inner_width + 2, here == 0, SLOTS, NARROW, BRANCHING, True,
+                    hi, keep, list_width, here == 0, SLOTS, NARROW, BRANCHING, True,
                 )  # fmt: skip
                 span = tl.maximum(span // BRANCHING, 1)
                 offset -= _nodes_below(blocks, here, BRANCHING)
@@ -152,7 +166,8 @@ def _gather(
     kv_head = batch * kv_heads + which * kv_heads // sets
     offs_d, slot = tl.arange(0, BLOCK_D), part * CHUNK + tl.arange(0, CHUNK)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-    list_ptr += item * (inner_width + 2)
+    list_width = inner_width + (0 if BRANCHING == 2 else 2)
+    list_ptr += item * list_width
     score_ptr += item * parts * CHUNK
     head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     after_previous(OVERLAPS)
@@ -162,7 +177,11 @@ def _gather(
     top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     # Above its start a walk has nothing to do, and all programs of a query know it.
     lo, hi, starts = tl.cdiv(sink_end, span), tl.where(level <= top, end // span, 0), level == top
-    node, real = opened(list_ptr, slot, inner_width + 2, starts, lo, hi, BRANCHING)
+    # Candidates as `rank` looks for them: the list's children from place 1 on, those at the edges before and behind.
+    node, real = opened(list_ptr, slot - 1, list_width, starts, lo, hi, BRANCHING)
+    first, last = edges(starts, lo, hi, BRANCHING)
+    edge = tl.where(slot == 0, first, tl.where(slot == 2 * list_width + 1, last, -1))
+    node, real = tl.where(edge >= 0, edge, node), real | (edge >= 0)
     score = node_scores(
         head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, BRANCHING,
         HAS_BOUNDS, CHILDREN,
@@ -172,7 +191,7 @@ def _gather(
         if is_last(arrivals_ptr + item, parts):
             keep = tl.where(level == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
             rank(
-                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, inner_width + 2,
+                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, list_width,
                 level == 0, SLOTS, NARROW, BRANCHING, False,
             )  # fmt: skip
 
@@ -206,9 +225,8 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     shape = {name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM", "BLOCK_D", "HAS_BOUNDS")}
     shape |= {"HEADS": max(16, heads) if call.by_children else heads, "BRANCHING": sizes.branching}
     shape |= {"CHILDREN": call.by_children, "BUDGETED": rules.forced_in_budget and rules.leaf_score == "summary"}
-    narrow = triton.next_power_of_2(max(16, sizes.branching * (rules.inner_width() + 2)))
     read = (call.q, store.nodes, store.lengths, store.arrivals(call.items))
-    written = (call.lists(rules.inner_width() + 2), candidates, counts)
+    written = (call.lists(rules.inner_width() + listed_ends(rules)), candidates, counts)
     numbers = (
         call.q.stride()[:3], call.scale, *call.counts, sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width,
         rules.inner_width(), call.passed, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
@@ -222,14 +240,15 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         _scan[(call.items * triton.cdiv(width, chunk),)](
             *read, call.scratch(width), *written, *numbers, call.scan_level, base, width, CHUNK=chunk, SLOTS=slots,
-            NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
+            NARROW=min(call.narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip
     for level in range(call.scan_level - 1, -1, -1):
         slots = call.slots(level)
         warps = walk_warps(slots, child_bytes)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
-        parts = triton.cdiv(call.places(level), chunk)
+        # Place 0 is for the edge.
+        parts = triton.cdiv(call.places(level) + 1, chunk)
         _gather[(call.items * parts,)](
             *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
-            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
+            CHUNK=chunk, SLOTS=slots, NARROW=min(call.narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip
