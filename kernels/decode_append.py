@@ -3,9 +3,10 @@
 A few tokens (a decoding step) are one launch, `_append`: one program = one sequence and key/value head. It writes the tokens,
 and where these complete no block it is done: open nodes are never ranked. Up to a block's tokens complete one at most. Its keys
 are summed, and then it goes up as long as a node ends with the block: a node's statistics are those of its other children,
-which no token can change any more, with the last child's, which are at hand. The other children of all levels are loaded
-at once, so the path costs one latency and not one a level. The block is summed key by key and children in ascending order,
-as `kernels.pyramid_build` does, so that a cache holds what that builds, bit for bit. With FINISH the same path is taken
+which no token can change any more, with the last child's, which are at hand. Keys and other children of all levels are asked
+for at once where launches overlap, and loaded a level ahead, a column a thread, so that no level needs a barrier. The block
+is summed key by key and children in ascending order, as `kernels.pyramid_build` does, so that a cache holds what that builds,
+bit for bit. With FINISH the same path is taken
 from the last block to the root, whether complete or not, for whoever reads the pyramid. For rules that score blocks by their
 parts, the mean of each part that the tokens complete is made from its keys. Where the cache is full nothing is written, the
 length stays and a flag is set.
@@ -112,7 +113,7 @@ def _append(
     stats_ptr += program * node_count * (3 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     block = tl.maximum(end - 1, 0) // BLOCK_SIZE if FINISH else start // BLOCK_SIZE
     ends_block = ((block + 1) * BLOCK_SIZE <= end if not FINISH else end > 0) & has_room
-    if OVERLAPS and not FINISH:
+    if OVERLAPS and not FINISH:  # noqa: SIM102 - constants apart: what is left out is not compiled
         if ends_block:
             k_at = block_start(
                 k_cache_ptr, k_cache_strides, pages_ptr, blocks, batch, head, block, BLOCK_SIZE, IS_PAGED

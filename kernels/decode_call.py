@@ -186,7 +186,8 @@ def highest_start(sizes: CacheSizes, rules: WalkRules) -> int:
 
 
 def listed_ends(rules: WalkRules) -> int:
-    """Open nodes that a list holds beside those that were kept; of two children each, what they lead to follows from lo and hi."""
+    """Open nodes that a list holds beside the kept ones. With two children each they lead to one candidate each, if any,
+    which follows from lo and hi."""
     return 0 if rules.branching == 2 else 2
 
 

@@ -1,9 +1,11 @@
 """Ranking a level's candidates in one program of a decoding step, and handing the best on: to a list, or as the leaves.
 
-A list is one row of `width` nodes: node lo - 1, the kept ones in ascending order, node hi, and -1 behind them, which opens
-nothing (`kernels.route_candidates` says why these two are opened). So whoever reads it needs no count of it.
-Cost: one read of a score for each candidate, a threshold by bisection, a running count. Bound by the instructions of one warp,
-which wait for each other: 66 in each of about ten rounds, which need no barrier, and a thousand around them (512 places).
+A list is one row of `width` nodes: the kept ones in ascending order, and -1 behind them, which opens nothing. So whoever
+reads it needs no count of it. Nodes lo - 1 and hi are opened too (`kernels.route_candidates` says why). With two children each,
+one of each may be ranked; these two edges follow from lo and hi and are held apart, or 128 kept nodes would need 512 places
+and not 256. With more children the list holds the two open nodes at its ends.
+Cost: one read of a score for each candidate, a threshold, a count. Bound by the instructions of one warp, which wait for each
+other: 77 in each of about six rounds, which need no barrier, and 390 around them (256 places, sm_90, Triton 3.6).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ ranks level by level, for which it has all scores.
 `_gather`, a launch for each level below: one program = CHUNK of the candidates that the level above leads to, spread over the
 multiprocessors likewise; the last program of a query ranks them.
 Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: a launch waits for
-the one before, reads, counts arrivals, and ranks (about 4 µs a level: a lone warp's 1 700 instructions one after the other).
+the one before, reads, counts arrivals, and ranks (a lone warp's 860 instructions a level, one after the other).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRODUCT_NODES = 16
 """Nodes whose children are scored by one product, at least."""
 MOST_WARPS = 16
 REGISTERS = 128
-"""A thread's, so that sixteen warps share a multiprocessor while they score; 8 bytes of 512 candidates a warp spill."""
+"""A thread's, so that sixteen warps share a multiprocessor while they score."""
 MOST_REGISTERS = 255
 
 
@@ -247,8 +247,8 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         warps = walk_warps(slots, child_bytes)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         # Place 0 is for the edge.
-        parts = triton.cdiv(call.places(level) + 1, chunk)
+        parts, narrow = triton.cdiv(call.places(level) + 1, chunk), min(call.narrow, slots)
         _gather[(call.items * parts,)](
             *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
-            CHUNK=chunk, SLOTS=slots, NARROW=min(call.narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
+            CHUNK=chunk, SLOTS=slots, NARROW=narrow, num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip
