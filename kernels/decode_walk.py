@@ -199,8 +199,8 @@ def _gather(
 def walk_warps(slots: int, child_bytes: int) -> int:
     """Warps of a program whose last of a query ranks so many candidates; `child_bytes` of a child's summary, 0 by summary.
 
-    One as long as they fit its registers: a round of the threshold is then without a barrier. On an H200 a level that one
-    warp ranks takes about 4.2 µs (docs/performance.md). By children as many as hold a product's operands.
+    One as long as they fit its registers: a round of the threshold is then without a barrier (docs/performance.md). By
+    children as many as hold a product's operands.
     """
     holding = triton.next_power_of_2(max(1, PRODUCT_NODES * child_bytes // WARP_BYTES))
     return max(holding, min(MOST_WARPS, slots // WARP_SLOTS))
