@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyramidbench.kernels.decode_call import DecodeCall, listed_ends
 from pyramidbench.kernels.decode_launch import after_previous, ask_for, is_last
-from pyramidbench.kernels.decode_place import new_query
+from pyramidbench.kernels.decode_place import interval, new_query
 from pyramidbench.kernels.decode_rank import edges, opened, rank
 from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 
@@ -84,16 +84,6 @@ def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     return nodes
 
 
-@triton.jit
-def _interval(sink_end, end, level, span, BRANCHING: tl.constexpr):
-    """[lo, hi) of a level's nodes that may be ranked. A division by `span` takes forty instructions, a shift one."""
-    if BRANCHING == 2:
-        lo, hi = (sink_end + (1 << level) - 1) >> level, end >> level
-    else:
-        lo, hi = tl.cdiv(sink_end, span), end // span
-    return lo, hi
-
-
 @triton.jit(do_not_specialize=["scan_level"])
 def _scan(
     q_ptr, nodes_ptr, lengths_ptr, arrivals_ptr, score_ptr, list_ptr, out_ptr, count_ptr, q_strides, scale, sets, kv_heads,
@@ -141,7 +131,7 @@ def _scan(
             list_ptr += item * list_width
             for step in range(top - scan_level + 1):
                 here = top - step
-                lo, hi = _interval(sink_end, end, here, span, BRANCHING)
+                lo, hi = interval(sink_end, end, here, span, BRANCHING)
                 keep = tl.where(here == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
                 rank(
                     score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, here == top, lo,
