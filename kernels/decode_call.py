@@ -94,9 +94,15 @@ class DecodeCall:
         """The most candidates of a level."""
         return level_places(self.store.sizes, self.rules, level)
 
+    @property
+    def narrow(self) -> int:
+        """Places in which a program ranks a level below the start."""
+        return level_slots(self.rules.branching * (self.rules.inner_width() + listed_ends(self.rules)))
+
     def slots(self, level: int) -> int:
-        """Places that a program which ranks them holds."""
-        return triton.next_power_of_2(max(16, self.places(level)))
+        """Places in which a program ranks a level wherever the walk starts."""
+        started = level_slots(min(self.store.sizes.nodes_at(level, self.store.sizes.max_len), self.start_width))
+        return started if level == self.highest else max(started, self.narrow)
 
     @property
     def passed(self) -> int:
@@ -179,12 +185,25 @@ def highest_start(sizes: CacheSizes, rules: WalkRules) -> int:
     return next(fits, sizes.levels - 1)
 
 
+def listed_ends(rules: WalkRules) -> int:
+    """Open nodes that a list holds beside the kept ones. With two children each they lead to one candidate each, if any,
+    which follows from lo and hi."""
+    return 0 if rules.branching == 2 else 2
+
+
+def level_slots(places: int) -> int:
+    """A power of two, and words of 32."""
+    return triton.next_power_of_2(max(32, places))
+
+
 def level_places(sizes: CacheSizes, rules: WalkRules, level: int) -> int:
     """The most candidates of a level, whether a walk starts there or comes from above."""
     nodes, highest = sizes.nodes_at(level, sizes.max_len), highest_start(sizes, rules)
     if level == highest:
         return nodes
-    return max(min(nodes, start_width(rules)), rules.branching * (rules.inner_width() + 2))
+    # Of the two open nodes' children one each may be ranked where they have two.
+    below = rules.branching * (rules.inner_width() + listed_ends(rules)) + (2 if rules.branching == 2 else 0)
+    return max(min(nodes, start_width(rules)), below)
 
 
 def most_candidates(sizes: CacheSizes, rules: WalkRules) -> int:

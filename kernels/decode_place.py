@@ -30,3 +30,13 @@ def new_query(length, index, queries, BLOCK_SIZE: tl.constexpr, sink_blocks, loc
     end = tl.minimum(tl.maximum(position + 1, 0) // BLOCK_SIZE, first_local)
     local_start = tl.maximum(first_local, sink_end)
     return position, end, sink_end, local_start, sink_end + tl.maximum(local_end - local_start, 0)
+
+
+@triton.jit
+def interval(sink_end, end, level, span, BRANCHING: tl.constexpr):
+    """[lo, hi) of a level's nodes that may be ranked. A division by `span` takes forty instructions, a shift one."""
+    if BRANCHING == 2:
+        lo, hi = (sink_end + (1 << level) - 1) >> level, end >> level
+    else:
+        lo, hi = tl.cdiv(sink_end, span), end // span
+    return lo, hi

@@ -8,7 +8,7 @@ ranks level by level, for which it has all scores.
 `_gather`, a launch for each level below: one program = CHUNK of the candidates that the level above leads to, spread over the
 multiprocessors likewise; the last program of a query ranks them.
 Cost: 4·D operations and 2·D elements a scored node, `branching` times as much by children. Bound by latency: a launch waits for
-the one before, reads, counts arrivals, and ranks (about 4 µs a level: a lone warp's 1 700 instructions one after the other).
+the one before, reads, counts arrivals, and ranks (a lone warp's 860 instructions a level, one after the other).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyramidbench.kernels.decode_call import DecodeCall
+from pyramidbench.kernels.decode_call import DecodeCall, listed_ends
 from pyramidbench.kernels.decode_launch import after_previous, ask_for, is_last
-from pyramidbench.kernels.decode_place import new_query
-from pyramidbench.kernels.decode_rank import opened, rank
+from pyramidbench.kernels.decode_place import interval, new_query
+from pyramidbench.kernels.decode_rank import edges, opened, rank
 from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 
 WARP_BYTES = 8192
@@ -30,7 +30,7 @@ PRODUCT_NODES = 16
 """Nodes whose children are scored by one product, at least."""
 MOST_WARPS = 16
 REGISTERS = 128
-"""A thread's, so that sixteen warps share a multiprocessor while they score; 8 bytes of 512 candidates a warp spill."""
+"""A thread's, so that sixteen warps share a multiprocessor while they score."""
 MOST_REGISTERS = 255
 
 
@@ -75,8 +75,12 @@ def _places(place, blocks, levels, BRANCHING: tl.constexpr):
 def _nodes_below(blocks, level, BRANCHING: tl.constexpr):
     """Nodes that the buffer holds for the level under `level`."""
     nodes = tl.full([], 0, tl.int32) + blocks
-    for _ in range(level - 1):
-        nodes = tl.cdiv(nodes, BRANCHING)
+    if BRANCHING == 2:
+        under = tl.maximum(level - 1, 0)
+        nodes = (nodes + (1 << under) - 1) >> under
+    else:
+        for _ in range(level - 1):
+            nodes = tl.cdiv(nodes, BRANCHING)
     return nodes
 
 
@@ -123,15 +127,15 @@ def _scan(
     # All programs of a query agree on `top`. Where it starts below these levels, `_gather` starts it.
     if top >= scan_level:  # noqa: SIM102 - no `and`: a program that is not asked must not count itself
         if is_last(arrivals_ptr + item, parts):
-            list_ptr += item * (inner_width + 2)
+            list_width = inner_width + (0 if BRANCHING == 2 else 2)
+            list_ptr += item * list_width
             for step in range(top - scan_level + 1):
-                # [lo, hi) of the level's nodes may be ranked.
-                lo, hi = tl.cdiv(sink_end, span), end // span
                 here = top - step
+                lo, hi = interval(sink_end, end, here, span, BRANCHING)
                 keep = tl.where(here == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
                 rank(
                     score_ptr + offset - scan_base, list_ptr, out_ptr + item * out_width, count_ptr + item, here == top, lo,
-                    hi, keep, inner_width + 2, here == 0, SLOTS, NARROW, BRANCHING, True,
+                    hi, keep, list_width, here == 0, SLOTS, NARROW, BRANCHING, True,
                 )  # fmt: skip
                 span = tl.maximum(span // BRANCHING, 1)
                 offset -= _nodes_below(blocks, here, BRANCHING)
@@ -152,7 +156,8 @@ def _gather(
     kv_head = batch * kv_heads + which * kv_heads // sets
     offs_d, slot = tl.arange(0, BLOCK_D), part * CHUNK + tl.arange(0, CHUNK)
     q_base = q_ptr + batch * q_strides[0] + which * GROUP * q_strides[1] + index.to(tl.int64) * q_strides[2]
-    list_ptr += item * (inner_width + 2)
+    list_width = inner_width + (0 if BRANCHING == 2 else 2)
+    list_ptr += item * list_width
     score_ptr += item * parts * CHUNK
     head_ptr = nodes_ptr + kv_head * node_count * (2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM)
     after_previous(OVERLAPS)
@@ -162,7 +167,11 @@ def _gather(
     top, _, _ = _start(length, blocks, levels, start_width, BLOCK_SIZE, BRANCHING)
     # Above its start a walk has nothing to do, and all programs of a query know it.
     lo, hi, starts = tl.cdiv(sink_end, span), tl.where(level <= top, end // span, 0), level == top
-    node, real = opened(list_ptr, slot, inner_width + 2, starts, lo, hi, BRANCHING)
+    # Candidates as `rank` looks for them: the list's children from place 1 on, those at the edges before and behind.
+    node, real = opened(list_ptr, slot - 1, list_width, starts, lo, hi, BRANCHING)
+    first, last = edges(starts, lo, hi, BRANCHING)
+    edge = tl.where(slot == 0, first, tl.where(slot == 2 * list_width + 1, last, -1))
+    node, real = tl.where(edge >= 0, edge, node), real | (edge >= 0)
     score = node_scores(
         head_ptr, offset, node, span, real, blocks, length, high, low, scale, offs_d, GROUP, BLOCK_SIZE, HEAD_DIM, BRANCHING,
         HAS_BOUNDS, CHILDREN,
@@ -172,7 +181,7 @@ def _gather(
         if is_last(arrivals_ptr + item, parts):
             keep = tl.where(level == 0, tl.maximum(leaf_width - forced, 0) if BUDGETED else leaf_width, inner_width)
             rank(
-                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, inner_width + 2,
+                score_ptr, list_ptr, out_ptr + item * out_width, count_ptr + item, starts, lo, hi, keep, list_width,
                 level == 0, SLOTS, NARROW, BRANCHING, False,
             )  # fmt: skip
 
@@ -180,8 +189,8 @@ def _gather(
 def walk_warps(slots: int, child_bytes: int) -> int:
     """Warps of a program whose last of a query ranks so many candidates; `child_bytes` of a child's summary, 0 by summary.
 
-    One as long as they fit its registers: a round of the threshold is then without a barrier. On an H200 a level that one
-    warp ranks takes about 4.2 µs (docs/performance.md). By children as many as hold a product's operands.
+    One as long as they fit its registers: a round of the threshold is then without a barrier (docs/performance.md). By
+    children as many as hold a product's operands.
     """
     holding = triton.next_power_of_2(max(1, PRODUCT_NODES * child_bytes // WARP_BYTES))
     return max(holding, min(MOST_WARPS, slots // WARP_SLOTS))
@@ -206,9 +215,8 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
     shape = {name: call.shape[name] for name in ("GROUP", "BLOCK_SIZE", "HEAD_DIM", "BLOCK_D", "HAS_BOUNDS")}
     shape |= {"HEADS": max(16, heads) if call.by_children else heads, "BRANCHING": sizes.branching}
     shape |= {"CHILDREN": call.by_children, "BUDGETED": rules.forced_in_budget and rules.leaf_score == "summary"}
-    narrow = triton.next_power_of_2(max(16, sizes.branching * (rules.inner_width() + 2)))
     read = (call.q, store.nodes, store.lengths, store.arrivals(call.items))
-    written = (call.lists(rules.inner_width() + 2), candidates, counts)
+    written = (call.lists(rules.inner_width() + listed_ends(rules)), candidates, counts)
     numbers = (
         call.q.stride()[:3], call.scale, *call.counts, sizes.blocks, sizes.levels, sizes.offsets[-1], call.start_width,
         rules.inner_width(), call.passed, rules.sink_blocks, rules.local_blocks, candidates.shape[1],
@@ -222,14 +230,15 @@ def run_walk(call: DecodeCall, candidates: Tensor, counts: Tensor) -> None:
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
         _scan[(call.items * triton.cdiv(width, chunk),)](
             *read, call.scratch(width), *written, *numbers, call.scan_level, base, width, CHUNK=chunk, SLOTS=slots,
-            NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
+            NARROW=min(call.narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip
     for level in range(call.scan_level - 1, -1, -1):
         slots = call.slots(level)
         warps = walk_warps(slots, child_bytes)
         chunk = node_chunk(call.node_bytes, warps, by_children=call.by_children)
-        parts = triton.cdiv(call.places(level), chunk)
+        # Place 0 is for the edge.
+        parts, narrow = triton.cdiv(call.places(level) + 1, chunk), min(call.narrow, slots)
         _gather[(call.items * parts,)](
             *read, call.scratch(parts * chunk), *written, *numbers, level, sizes.offsets[level], sizes.branching**level, parts,
-            CHUNK=chunk, SLOTS=slots, NARROW=min(narrow, slots), num_warps=warps, maxnreg=registers, **shape, **call.overlap,
+            CHUNK=chunk, SLOTS=slots, NARROW=narrow, num_warps=warps, maxnreg=registers, **shape, **call.overlap,
         )  # fmt: skip

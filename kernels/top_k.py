@@ -16,7 +16,7 @@ EXCLUDED = tl.constexpr(-2147483648)
 
 
 @triton.jit
-def _ordered(scores):
+def ordered(scores):
     """Integers in the order of fp32 scores."""
     bits = tl.where(scores > LOWEST, scores, LOWEST).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
@@ -42,7 +42,7 @@ def threshold(scores, allowed, count):
     `above` is `count`, or more where several places share the count-th score; these are then at low + 1. More than `count`
     places must be allowed.
     """
-    order = _ordered(scores)
+    order = ordered(scores)
     low = tl.min(tl.where(allowed, order, 0x7FFFFFFF)) - 1
     order = tl.where(allowed, order, EXCLUDED)
     high = tl.max(order)
@@ -72,12 +72,26 @@ def best(scores, allowed, count):
 
 
 @triton.jit
+def front(order, first, last, edge, count):
+    """The best `count` where those at `edge` tie and not all of them are among these, but the first: of [n], and 1 where the
+    first, and the last, is."""
+    tied = order == edge
+    sure = tl.sum((order > edge).to(tl.int32)) + (first > edge).to(tl.int32) + (last > edge).to(tl.int32)
+    before = (first == edge).to(tl.int32)
+    ahead = tl.cumsum(tied.to(tl.int32)) + before
+    with_first = (first > edge) | ((first == edge) & (sure < count))
+    with_last = (last > edge) | ((last == edge) & (sure + before + tl.sum(tied.to(tl.int32)) < count))
+    chosen = (order > edge) | (tied & (sure + ahead <= count))
+    return chosen, with_first.to(tl.int32), with_last.to(tl.int32)
+
+
+@triton.jit
 def best_with_edges(scores, allowed, first, has_first, last, has_last, count):
     """The same among the places [n], one before them and one behind them, where has_first and has_last are 1: which of [n],
     and 1 where the first, and the last, is chosen."""
-    order = tl.where(allowed, _ordered(scores), EXCLUDED)
-    first = tl.where(has_first > 0, _ordered(first), EXCLUDED)
-    last = tl.where(has_last > 0, _ordered(last), EXCLUDED)
+    order = tl.where(allowed, ordered(scores), EXCLUDED)
+    first = tl.where(has_first > 0, ordered(first), EXCLUDED)
+    last = tl.where(has_last > 0, ordered(last), EXCLUDED)
     # One below the lowest that is allowed; nothing is as low as EXCLUDED.
     low = tl.min(tl.where(allowed, order, 0x7FFFFFFF))
     low = tl.where(has_first > 0, tl.minimum(low, first), low)
@@ -90,16 +104,31 @@ def best_with_edges(scores, allowed, first, has_first, last, has_last, count):
         low = tl.where(found >= count, middle, low)
         above = tl.where(found >= count, found, above)
         high = tl.where(found >= count, high, middle)
-    # What lies at the threshold is taken from the front.
-    edge = low + 1
-    tied = order == edge
-    sure = tl.sum((order > edge).to(tl.int32)) + (first > edge).to(tl.int32) + (last > edge).to(tl.int32)
-    before = (first == edge).to(tl.int32)
-    ahead = tl.cumsum(tied.to(tl.int32)) + before
-    with_first = (first > edge) | ((first == edge) & (sure < count))
-    with_last = (last > edge) | ((last == edge) & (sure + before + tl.sum(tied.to(tl.int32)) < count))
-    chosen = (order > edge) | (tied & (sure + ahead <= count))
-    return chosen, with_first.to(tl.int32), with_last.to(tl.int32)
+    return front(order, first, last, low + 1, count)
+
+
+@triton.jit
+def _bits(word):
+    """Bits that are set in uint32 words. LLVM makes it one instruction."""
+    word = word - ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    return ((((word + (word >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def chosen_before(chosen):
+    """Of each of the places [n], a multiple of 32, how many before it are chosen.
+
+    By words of 32 places, a bit each: a running count of one warp is a chain of shuffles, a word one reduction in hardware.
+    """
+    WORDS: tl.constexpr = chosen.shape[0] // 32
+    bit = tl.arange(0, 32)[None, :]
+    # of shape [WORDS, 32]
+    flags = tl.reshape(chosen.to(tl.int32), [WORDS, 32])
+    word = tl.sum(flags << bit, 1).to(tl.uint32)[:, None]
+    held = tl.broadcast_to(_bits(word), [WORDS, 32])
+    inside = _bits(word & ((1 << bit) - 1).to(tl.uint32))
+    return tl.reshape(tl.cumsum(held, 0) - held + inside, [WORDS * 32])
 
 
 @triton.jit

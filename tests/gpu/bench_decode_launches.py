@@ -50,11 +50,11 @@ SETTINGS: dict[str, dict[str, object]] = {
     "scan 12 MB": {"decode_call.SCAN_BYTES": 12 << 20},
     "scan 40 MB": {"decode_call.SCAN_BYTES": 40 << 20},
     "4 KB a warp": {"decode_walk.WARP_BYTES": 4096},
-    "256 slots a warp": {"decode_walk.WARP_SLOTS": 256},
     "128 slots a warp": {"decode_walk.WARP_SLOTS": 128},
     "block in one part": {"decode_each.PIECES": 1},
     "sum of 32 columns": {"decode_each.WARP_NUMBERS": 4096},
     "attention unbound": {"decode_attend.MOST_REGISTERS": None},
+    "64 slots a warp": {"decode_walk.WARP_SLOTS": 64},
     "2 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 2},
     "8 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 8},
 }
@@ -168,6 +168,10 @@ def time_shape(timer: bench.Timer, batch: int, keys: int, settings: list[str]) -
                 print(f"   {rules:26}{setting:18}{parts}  {ratio}", flush=True)
                 if setting in ("chosen", "no overlap"):
                     kernels(timer.flush, calls(append, partial(decoder.attend, q))[0])
+        if rules == "pyramid":
+            ending = 1 << (keys.bit_length() - 1)
+            took = timer.median_us(bench.recorded(partial(decoder.append, *new, at=ending - 1)))
+            print(f"   append of token {ending}, which ends a block and a node of every level: {took:.1f}", flush=True)
         del decoder
 
 

@@ -299,7 +299,7 @@ def decode(
     group: int = 4,
     block: int = 64,
     dtype: str = "bf16",
-    slots: int = 512,
+    slots: int = 256,
     paged: bool = False,
     children: bool = False,
     bounds: bool = True,
@@ -333,7 +333,7 @@ def decode(
     summary = dim * (4 if dtype == "fp32" else 2) * (2 if bounds else 1)
     warps = decode_walk.walk_warps(slots, summary if children else 0)
     chunk = decode_walk.node_chunk(summary * (2 if children else 1), warps, by_children=children)
-    nodes |= {"BUDGETED": False, "CHUNK": chunk, "SLOTS": slots, "NARROW": min(512, slots)}
+    nodes |= {"BUDGETED": False, "CHUNK": chunk, "SLOTS": slots, "NARROW": min(256, slots)}
     written = {
         "HAS_BOUNDS": bounds,
         "IS_PAGED": paged,
