@@ -1,6 +1,6 @@
 """Which launches of a decoding step are fastest: one step under each choice, side by side, at a few shapes.
 
-    python tests/gpu/bench_decode_launches.py [--no-check] [--samples 60] [--setting NAME ...]
+    python tests/gpu/bench_decode_launches.py [--no-check] [--samples 60] [--setting NAME ...] [--shapes 1x256 ...]
 
 As bench_decode.py: bf16, 32 query and 8 key/value heads, head dim 128, blocks of 64, K 32, a step (append and attend) as a CUDA
 graph's replay on a cold L2, median of events; also its append and its attend alone. First every setting is checked against the
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 bench = importlib.import_module("bench_decode")
 
 SHAPES = [(1, 256), (1, 1024), (8, 128), (1, 32), (1, 16)]
-"""Batch, and context in units of 1 024 tokens."""
+"""Batch, and context in units of 1 024 tokens; `--shapes` names some as 1x256."""
 RULES = {
     "pyramid": {},
     "start 2048": {"start_width": 2048},
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--no-check", action="store_true", help="time without checking first")
     parser.add_argument("--samples", type=int, default=60, help="replays timed of each call")
     parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="only these")
+    parser.add_argument("--shapes", nargs="+", type=lambda text: tuple(map(int, text.split("x"))), default=SHAPES)
     parser.add_argument("--check-only", choices=SETTINGS, help="check one setting in this process and end")
     asked = parser.parse_args()
     if asked.check_only:
@@ -85,7 +86,7 @@ def main() -> None:
         check_all(asked.setting)
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     timer = bench.Timer(asked.samples, torch.empty(2 * l2, dtype=torch.uint8, device="cuda"))
-    for batch, thousands in SHAPES:
+    for batch, thousands in asked.shapes:
         time_shape(timer, batch, thousands * 1024 - bench.BLOCK // 2, asked.setting)
 
 
