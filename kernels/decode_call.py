@@ -101,8 +101,11 @@ class DecodeCall:
 
     def slots(self, level: int) -> int:
         """Places in which a program ranks a level wherever the walk starts."""
-        started = level_slots(min(self.store.sizes.nodes_at(level, self.store.sizes.max_len), self.start_width))
-        return started if level == self.highest else max(started, self.narrow)
+        nodes = self.store.sizes.nodes_at(level, self.store.sizes.max_len)
+        if level == self.highest:
+            # All of them: where the rules set the number of levels, they may be more than a start's.
+            return level_slots(nodes)
+        return max(level_slots(min(nodes, self.start_width)), self.narrow)
 
     @property
     def passed(self) -> int:

@@ -66,6 +66,10 @@ part() {
         ask recall associative_recall --length 1k..8k --depths 8 --samples 4 --keep 10%,5% --dtype float16
         ask hard variable_tracking,common_words --text emma --length 1k..8k --samples 2 --keep 5% --dtype float16
         ;;
+    needle-long) ask single-needle-long single_needle \
+        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
+    key-long) ask multi-key-long multi_key \
+        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
     needle-*) ask "single-needle-${1#needle-}" single_needle --seed "${1#needle-}" \
         --text emma --length 1k..8k --depths 5 --samples 3 --keep 5%,10% --dtype float16 ;;
     key-*) ask "multi-key-${1#key-}" multi_key --seed "${1#key-}" \
@@ -74,10 +78,6 @@ part() {
     places) ask places multi_query --text emma --length 1k..8k --samples 6 --keep 5%,10% --dtype float16 ;;
     choices-1) ask choices-1 social_iqa,winogrande --shots 4k,8k,0 --samples 200 --keep 5%,10% --dtype float16 ;;
     choices-2) ask choices-2 quartz,winowhy,goal_inference --shots 4k,8k,0 --samples 100 --keep 5%,10% --dtype float16 ;;
-    needle-long) ask single-needle-long single_needle \
-        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
-    key-long) ask multi-key-long multi_key \
-        --text emma --length 4k,8k --depths 5 --samples 2 --keep 5%,10% --dtype float16 ;;
     queries) ask multi-query multi_query --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
     four) ask multi-value multi_value --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;
     variables) ask variables variable_tracking --text emma --length 1k..8k --samples 4 --keep 5%,10% --dtype float16 ;;

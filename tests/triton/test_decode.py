@@ -55,6 +55,7 @@ SMALL = [
          "head_reduce": "sum_lse"}),
     Case("quest", {**BASE, "top_k": 3, "levels": 1, "bound_weight": 1.0, "leaf_candidates": None, "leaf_score": "summary",
          "head_reduce": "none"}, (300, 33), queries=2),
+    Case("flat-more-nodes-than-a-start-has", {**BASE, "top_k": 1, "levels": 1, "leaf_score": "summary"}, (1200, 33)),
     Case("moba", {"top_k": 3, "sink_blocks": 0, "local_blocks": 1, "forced_in_budget": True, "levels": 1, "bound_weight": 0.0,
          "leaf_candidates": None, "leaf_score": "summary", "head_reduce": "none"}, (300, 15)),
     Case("hisa", {**BASE, "top_k": 2, "branching": 4, "levels": 2, "beam": 1.0, "bound_weight": 0.0, "leaf_candidates": None,

@@ -141,8 +141,9 @@ def test_small_half(case: Case, device: str) -> None:
 @named(LARGE)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_large(case: Case, dtype: torch.dtype, device: str) -> None:
-    # A near-tie that the order of a sum decides may swap one block in a row of many thousands.
-    assert differing_rows(case, dtype, device) <= 1e-3
+    # A near-tie that the order of a sum decides may swap a block: in one list of a thousand, or of all where they are fewer.
+    lists = case.batch * case.kv_heads * -(-case.queries // case.query_tile)
+    assert differing_rows(case, dtype, device) <= max(1e-3, 1 / lists)
 
 
 def test_levels_that_keep_all_their_nodes_are_not_built(device: str) -> None:
