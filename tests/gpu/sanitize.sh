@@ -4,12 +4,11 @@
 #     tests/gpu/sanitize.sh
 #
 # First without it: that compiles the kernels into Triton's cache, and checks them against their twins, while a kernel with a
-# planted fault shows that memcheck finds one, and with which options: how near to its tensor, and with or without torch's
-# kernels left out. What goes on where none is found is printed. Then, all at once: memcheck over all kernels, each tensor in an
-# allocation of its own (torch's pool would hide what lies just outside one); racecheck over those whose warps hand data to each
-# other through shared memory; synccheck over the one that does so by barriers in memory. Every group of kernels is a process
-# of its own, and torch's kernels, which the twins run, are left unchecked where the tool can tell them apart. The tool follows
-# child processes: an interpreter may be a launcher of another one.
+# planted fault shows that memcheck finds one, and how near to its tensor. What goes on where none is found is printed. Then, all
+# at once: memcheck over all kernels, each tensor in an allocation of its own, with padding behind it (torch's pool would hide what
+# lies just outside one, and the next allocation too); racecheck over those whose warps hand data to each other through shared
+# memory; synccheck over the one that does so by barriers in memory. Every group of kernels is a process of its own. The tool
+# follows child processes: an interpreter may be a launcher of another one.
 # Exit code: 0 clean, 1 something was found, 2 no compute-sanitizer, 3 it cannot see the device (some virtual machines), 4 it
 # does not find the planted fault, so that it can check nothing here.
 # PYTHON: the interpreter, python3 unless set; the package must be importable (see prepare.sh).
@@ -29,88 +28,52 @@ say() {
     echo "== $(($(date +%s) - began)) s: $1"
 }
 
-# Kernels of ours begin with an underscore and a small letter; the mangled names of C++ do with an underscore and a Z.
-only=
-if compute-sanitizer --help 2>&1 | grep -q -- --kernel-regex; then
-    only="--kernel-regex kns=^_[a-z]"
-fi
 # Else what lies behind one allocation may be the next one, where a write is no fault that memcheck can see.
 padding=
 if compute-sanitizer --help 2>&1 | grep -q -- --padding; then
     padding="--padding 4096"
 fi
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-# What a planted fault comes to under memcheck: 9 if it is found. plant next|far LOG [OPTION ...]
+# What a planted fault comes to under memcheck: 9 if it is found. plant next|far
 plant() {
-    fault=$1
-    log=$logs/$2
-    shift 2
     # shellcheck disable=SC2086 - an option and its value
-    timeout $limit_s compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 $padding "$@" \
-        "$python" "$here/planted_fault.py" "$fault" >"$log" 2>&1
-    echo $? >"$log.code"
-}
-
-# Both faults at once, with options: plant_both NAME [OPTION ...]
-plant_both() {
-    name=$1
-    shift
-    plant next "next-$name" "$@" &
-    next=$!
-    plant far "far-$name" "$@" &
-    wait $next $!
+    timeout $limit_s compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 $padding \
+        "$python" "$here/planted_fault.py" "$1" >"$logs/$1" 2>&1
+    echo $? >"$logs/$1.code"
 }
 
 found() {
     [ "$(cat "$logs/$1.code" 2>/dev/null)" = 9 ]
 }
 
-if [ -n "$only" ]; then
-    # shellcheck disable=SC2086 - an option and its value
-    plant_both ours $only &
-    planted=$!
-fi
-plant_both every &
-planted="${planted:-} $!"
+plant next &
+next=$!
+plant far &
+far=$!
 "$python" "$here/every_kernel.py" || exit 1
 say "compiled, and against the twins"
-# shellcheck disable=SC2086 - one process or two
-wait $planted
-how=
-for way in next-ours next-every far-ours far-every; do
-    if found $way; then
-        how=$way
-        break
-    fi
-done
-case $how in
-"")
-    for way in next-ours next-every far-ours far-every; do
-        if [ -f "$logs/$way" ]; then
-            echo "== $way ended with $(cat "$logs/$way.code")" >&2
-            cat "$logs/$way" >&2
-        fi
+wait $next $far
+if found next; then
+    say "a write to the element behind a tensor was found"
+elif found far; then
+    say "a write 1 MiB behind a tensor was found, one to the element behind it was not"
+    echo "what lies just outside a tensor goes unseen here" >&2
+else
+    for fault in next far; do
+        echo "== $fault ended with $(cat "$logs/$fault.code")" >&2
+        cat "$logs/$fault" >&2
     done
-    if grep -qi "not supported" "$logs"/next-* "$logs"/far-*; then
+    if grep -qi "not supported" "$logs/next" "$logs/far"; then
         echo "compute-sanitizer cannot see this device: nothing is checked" >&2
         exit 3
     fi
     echo "compute-sanitizer finds neither of two planted faults, a write to the element behind a tensor and one 1 MiB behind it:" \
         "a clean run of it would say nothing, and nothing is checked" >&2
-    if ! grep -q "a sanitizer's library is loaded" "$logs"/next-every; then
+    if ! grep -q "a sanitizer's library is loaded" "$logs/next"; then
         echo "it has not loaded itself into $python: name the interpreter itself in PYTHON" >&2
     fi
     exit 4
-    ;;
-*-every) only= ;;
-esac
-case $how in
-next-*) say "a write to the element behind a tensor was found (options: ${only:-none, so that torch's kernels are checked too})" ;;
-far-*)
-    say "a write 1 MiB behind a tensor was found, one to the element behind it was not (options: ${only:-none})"
-    echo "what lies just outside a tensor goes unseen here" >&2
-    ;;
-esac
+fi
 
 # Groups of kernels, all without one named, under one tool: under TOOL [GROUP ...]
 under() {
@@ -119,7 +82,7 @@ under() {
     apart=
     [ "$tool" != memcheck ] || apart=$padding
     "$python" "$here/every_kernel.py" --under "timeout $limit_s compute-sanitizer --tool $tool \
-        --target-processes all --error-exitcode 9 --print-limit 20 $only $apart" "$@"
+        --target-processes all --error-exitcode 9 --print-limit 20 $apart" "$@"
 }
 
 under memcheck >"$logs/memcheck" 2>&1 &
