@@ -110,6 +110,14 @@ def free_memory(device: torch.device) -> int:
     return _available_memory()
 
 
+def release_cached(device: torch.device) -> None:
+    """Give back what the CUDA allocator holds and nobody uses. What comes next would else be carved out of what some larger
+    tensor left, and the rest of that place could not be given back as long as it lives: ten caches of 4 GB, each in a place of
+    the gate's, took 135 GB."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until all work given to the device is done."""
     if device.type == "cuda":

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from pyramidbench.allocator import release_freed_memory
+from pyramidbench.device import release_cached
 from pyramidbench.stages import listening
 
 Chosen = TypeVar("Chosen")
@@ -136,8 +137,7 @@ def measure_peaks(
     if gauge is None:
         return None
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    release_cached(device)
     gauge.reset()
     reserved = gauge.reserved()
     peaks = StagePeaks(gauge, gauge.held())

@@ -15,6 +15,7 @@ import torch
 
 from pyramidbench.cell import Cell
 from pyramidbench.clock import Call
+from pyramidbench.device import release_cached
 from pyramidbench.errors import UserError
 from pyramidbench.fastest import Choice
 from pyramidbench.finishing import finish
@@ -111,6 +112,7 @@ class Runner:
         if reason is not None:
             return failed(cell, self.settings, "unsupported", reason)
         imported_s = time.perf_counter() - start
+        release_cached(self.device)
         loaded = self._load(cell)
         choice = loaded.choose(method) if cell.timed else Choice(method)
         columns = describe(cell, self.settings) | judge(cell, choice.method, loaded, self.settings)
@@ -141,6 +143,7 @@ class Runner:
         loaded = self._load(cell)
         is_compiled = cell.identity in self.compiled
         method = self._method(cell)
+        release_cached(self.device)
         training = Training.of(method, *loaded.tensors, loaded.problem) if loaded.problem.needs_gradients else None
         call = timed_call(method, loaded.tensors, loaded.problem, training)
         if not is_compiled:
