@@ -22,11 +22,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from pyramidbench.kernels.attention_band import load_tile
 from pyramidbench.kernels.attention_dq import RowStats
-from pyramidbench.kernels.attention_order import STAGGER, in_turn, rows_to_mask
 from pyramidbench.kernels.attention_pieces import Pieces, put
-from pyramidbench.kernels.attention_portable import LOG2_E, AttendTile
+from pyramidbench.kernels.attention_portable import LIST_CHUNK, LOG2_E, AttendTile
 from pyramidbench.kernels.transpose import Transposed
 from pyramidbench.selection import BlockSelection
+
+
+@triton.jit
+def _rows_to_mask(
+    pairs_ptr, first, end, block, tiles, seq_len_q, seq_len_kv,
+    QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, SEVERAL: tl.constexpr,
+):  # fmt: skip
+    """How many pairs, from the first on, may have a query before a key of the block: the lowest tiles of each list."""
+    last_key = tl.minimum((block + 1) * BLOCK_SIZE, seq_len_kv) - 1
+    whole = tl.cdiv(tl.maximum(last_key - (seq_len_kv - seq_len_q), 0), QUERY_TILE)
+    masked = 0
+    for start in range(first, end, LIST_CHUNK):
+        pair = start + tl.arange(0, LIST_CHUNK)
+        tile = tl.load(pairs_ptr + pair, mask=pair < end, other=2147483647)
+        masked += tl.sum(((tile % tiles < whole) & (pair < end)).to(tl.int32))
+    if SEVERAL:
+        masked = tl.where(masked > 0, end - first, 0)
+    return masked
 
 
 @triton.jit
@@ -100,7 +117,6 @@ def _attend_dkdv(
     GROUP: tl.constexpr, QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     HEAD_DIM_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_DV: tl.constexpr, IS_CAUSAL: tl.constexpr, SEVERAL: tl.constexpr, ADDS: tl.constexpr, USE_TMA: tl.constexpr,
-    STAGGER: tl.constexpr,
 ):  # fmt: skip
     ROWS: tl.constexpr = GROUP * QUERY_TILE
     PARTS: tl.constexpr = (BLOCK_SIZE + BLOCK_N - 1) // BLOCK_N
@@ -139,7 +155,7 @@ def _attend_dkdv(
     rows = (end - first) * ROWS
     masked = 0
     if IS_CAUSAL:
-        masked = rows_to_mask(
+        masked = _rows_to_mask(
             pairs_ptr, first, end, block, tiles, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, SEVERAL
         )  # fmt: skip
         masked = tl.cdiv(masked * ROWS, BLOCK_M) * BLOCK_M
@@ -151,8 +167,7 @@ def _attend_dkdv(
             )  # fmt: skip
             position = query + seq_len_kv - seq_len_q
             dk, dv = _add_rows(k, v, q, d_out, log_sum, delta, position, key, dk, dv, scale_log2, True)
-    for begun in range(masked, rows, BLOCK_M):
-        start = in_turn(begun, masked, rows, chunk, BLOCK_M, STAGGER)
+    for start in range(masked, rows, BLOCK_M):
         q, d_out, log_sum, delta, query = _rows_at(
             start, rows, pairs_ptr + first, q_ptr, d_out_ptr, log_sums_ptr, delta_ptr, q_rows, d_out_rows,
             q_strides, d_out_strides, batch, first_head, tiles, seq_len_q, GROUP, QUERY_TILE, HEAD_DIM, HEAD_DIM_V,
@@ -230,6 +245,6 @@ def run_dkdv(
         places, most_chunks, pieces.most_pairs, q.shape[2], k.shape[2],
         GROUP=heads // sets, QUERY_TILE=selection.query_tile, BLOCK_SIZE=selection.block_size, HEAD_DIM=q.shape[3],
         HEAD_DIM_V=v.shape[3], BLOCK_M=tile.BLOCK_M, BLOCK_N=tile.BLOCK_N, BLOCK_D=block_d, BLOCK_DV=block_dv,
-        IS_CAUSAL=selection.causal, SEVERAL=sets > kv_heads, ADDS=runs > 1, USE_TMA=tile.tma, STAGGER=STAGGER,
+        IS_CAUSAL=selection.causal, SEVERAL=sets > kv_heads, ADDS=runs > 1, USE_TMA=tile.tma,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip

@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from pyramidbench.kernels.attention_order import STAGGER, in_turn
 from pyramidbench.kernels.attention_portable import LOG2_E, AttendTile, complete_prefix, load_rows
 from pyramidbench.selection import BlockSelection
 
@@ -47,7 +46,7 @@ def _attend_dq(
     scale, scale_log2, heads, kv_heads, sets, tiles, width, seq_len_q, seq_len_kv,
     QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    IS_CAUSAL: tl.constexpr, USE_TMA: tl.constexpr, STAGGER: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, USE_TMA: tl.constexpr,
 ):  # fmt: skip
     group = heads // sets
     chunks = tl.cdiv(group * QUERY_TILE, BLOCK_M)
@@ -90,8 +89,7 @@ def _attend_dq(
     # Steps count the listed keys, whatever their block.
     complete = complete_prefix(indices_ptr, count, tile, seq_len_q, seq_len_kv, QUERY_TILE, BLOCK_SIZE, IS_CAUSAL)
     complete = complete * BLOCK_SIZE // BLOCK_N * BLOCK_N
-    for begun in range(0, complete, BLOCK_N):
-        start = in_turn(begun, 0, complete, program, BLOCK_N, STAGGER)
+    for start in range(0, complete, BLOCK_N):
         # k of shape [BLOCK_N, BLOCK_D], v [BLOCK_N, BLOCK_DV]
         if USE_TMA:
             first = tl.load(indices_ptr + start // BLOCK_SIZE) * BLOCK_SIZE + start % BLOCK_SIZE
@@ -183,7 +181,6 @@ def run_dq(
         scale, scale * LOG2_E, heads, k.shape[1], sets, tiles, width, seq_len_q, k.shape[2],
         QUERY_TILE=selection.query_tile, BLOCK_SIZE=selection.block_size, HEAD_DIM=head_dim, HEAD_DIM_V=v.shape[3],
         BLOCK_M=tile.BLOCK_M, BLOCK_N=tile.BLOCK_N, BLOCK_D=block_d, BLOCK_DV=block_dv,
-        IS_CAUSAL=selection.causal, USE_TMA=tile.tma, STAGGER=STAGGER,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        IS_CAUSAL=selection.causal, USE_TMA=tile.tma, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return dq, stats

@@ -28,18 +28,18 @@ from pyramidbench.kernels.top_k import best
 LN_2 = tl.constexpr(0.6931471805599453)
 EACH_BYTES = 20 << 20
 """Values that a step may read beside those of the chosen blocks: 5 µs at 4 TB/s, for the launch and the three waits that they
-save. At D 128, K 32 and P 3 batches of one and two. H200, µs of a step with 8 MB, and with leaves first: 33.6 and 35.1 at 16k,
-37.8 and 38.9 at 32k, 55.9 and 58.0 at 256k, 74.8 and 71.2 at 1M; with a start at up to 2 048 nodes 32.9 and 34.2, 33.6 and
-35.4, 47.5 and 49.1, 68.3 and 69.1. More than 8 MB was not measured."""
+save. At D 128, K 32 and P 3 batches of one and two. H200, µs of a step with 8 MB, and with leaves first, third version
+(docs/performance.md): 33.6 and 35.1 at 16k, 37.8 and 38.9 at 32k, 55.9 and 58.0 at 256k, 74.8 and 71.2 at 1M; with a start at
+up to 2 048 nodes 32.9 and 34.2, 33.6 and 35.4, 47.5 and 49.1, 68.3 and 69.1. More than 8 MB was not measured."""
 WARP_NUMBERS = 2048
 """Numbers that a warp of `_combine_best` holds of the parts, and at most of the log-sum-exps: 64 registers a thread each. At
 batch 1, K 32 and P 3 that is a warp for 16 columns of a head, 264 programs; the parts' loads and their sum are then 1 200 of
-a thread's instructions, and 1 450 with 32 columns. Predicted, not measured."""
+a thread's instructions, and 1 450 with 32 columns, which take as long on an H200."""
 MOST_COMBINE_WARPS = 8
 PIECES = 2
 """Parts of a small block that `_attend_each` goes through: as stages of a loop, which have keys and values of all parts copied
-to shared memory at once. In one part a thread waits for the keys before it loads the values. Six programs fit a
-multiprocessor still: 792 in one go at batch 1. Predicted, not measured: 1 to 2 µs of 14."""
+to shared memory at once. In one part a thread waits for the keys before it loads the values, and a step was slower on an
+H200. Six programs fit a multiprocessor still: 792 in one go at batch 1."""
 
 
 @triton.jit

@@ -16,11 +16,11 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 OVERLAP_ITEMS = 16
-"""(sequence, set, query) triples up to which launches overlap: batches of one and two. H200, K 32, µs of a step with, without.
-Eight triples: 33.6 and 34.1 at 16k, 37.8 and 38.7 at 32k, 55.9 and 56.5 at 256k, 74.8 and 72.4 at 1M; with a start at up to
-2 048 nodes 32.9 and 33.8, 33.6 and 35.2, 47.5 and 51.1, 68.3 and 69.0. 64 triples, 128k: 130 to 149 and 126; 120 to 125 and
-117 (likely since the programs of a launch of many waves begin behind each other anyway, and each pays the wait). Between 8 and
-64 nothing was measured."""
+"""(sequence, set, query) triples up to which launches overlap: batches of one and two. H200, K 32, µs of a step with, without
+(third version, docs/performance.md). Eight triples: 33.6 and 34.1 at 16k, 37.8 and 38.7 at 32k, 55.9 and 56.5 at 256k, 74.8
+and 72.4 at 1M; with a start at up to 2 048 nodes 32.9 and 33.8, 33.6 and 35.2, 47.5 and 51.1, 68.3 and 69.0. 64 triples, 128k:
+130 to 149 and 126; 120 to 125 and 117 (likely since the programs of a launch of many waves begin behind each other anyway,
+and each pays the wait). Between 8 and 64 nothing was measured."""
 
 
 @triton.jit

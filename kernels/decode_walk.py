@@ -26,6 +26,7 @@ from pyramidbench.kernels.decode_scores import node_scores, scoring_query
 WARP_BYTES = 8192
 """Summaries that a warp has in flight: 64 registers a thread."""
 WARP_SLOTS = 512
+"""Candidates that a warp ranks. Warps for 128 or 64 of them made a step slower on an H200: two barriers more a round."""
 PRODUCT_NODES = 16
 """Nodes whose children are scored by one product, at least."""
 MOST_WARPS = 16

@@ -23,7 +23,8 @@ from pyramidbench.tiling import Tiling
 SCORED_NODES = 4096
 """The longest level whose nodes are all scored. H200, 16 heads, tile 128, K 64, β 2, walk of a mean query: 256k keys 2.06 ms
 with all levels scored, 2.33 with the last gathered, 2.77 with all gathered; 1M keys 12.4 with levels up to 4096 scored, 13.0
-up to 8192, 14.8 with all, 14.9 with none. Walks by many rows are gathered: 16 rows, 256k keys 4.8 ms against 10."""
+up to 8192, 14.8 with all, 14.9 with none. So too with the products of today: up to 8192 and 16384 there was no gain at 1M.
+Walks by many rows are gathered: 16 rows, 256k keys 4.8 ms against 10."""
 TALLEST_BAND = 128
 TALLEST_BAND_FP32 = 32
 """Scoring rows of a tile and group, at most, that a program of `_score_rows` holds."""

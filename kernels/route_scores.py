@@ -28,7 +28,7 @@ MOST_TILES = 32
 
 SUMMED_WARPS = 8
 """Warps of a program of `_score_terms` in 16 bits: two a scheduler, since one program fills a multiprocessor's shared memory,
-and nothing else runs while a chunk's scores leave. Predicted, not measured (`tests/gpu/bench_selection.py`)."""
+and nothing else runs while a chunk's scores leave. Four were no faster at 16k to 1M keys on an H200."""
 
 
 def query_shape(query_tile: int, head_dim: int, itemsize: int) -> tuple[int, int]:

@@ -1,7 +1,6 @@
 """Times the backward of block-sparse attention on one GPU: its steps, tile variants, and dense backwards beside it.
 
     python tests/gpu/bench_backward.py [--calls CALL ...]
-    python tests/gpu/bench_backward.py --order --calls tile-64k tile-256k    # only where programs begin in their lists
 
 First every variant meets autograd of the torch twin, and itself bit for bit, in a process of its own (so kernels compile in
 parallel); one that fails is left out. Then calls follow each other, bf16, causal, D 128, blocks of 64; a list holds the
@@ -24,14 +23,12 @@ from every_kernel import load
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pyramidbench.kernels import attention_bwd as bwd
-from pyramidbench.kernels import attention_dkdv, attention_dq
 from pyramidbench.kernels.attention_fwd import attend
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 DIM, SCALE, TIME_MS = 128, 128**-0.5, 200
 CHUNKS = (bwd.CHUNK_ROWS, 4096, 8192, 32768, 65536)
-STAGGERS = (1, 264, 1)
 DENSE = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
 # Tiles of dQ and of dK, dV: rows, keys, warps, stages, copy engine; None: the chosen one. Tile level, then token level.
 VARIANTS: dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = {
@@ -81,8 +78,6 @@ def check(variant: str) -> None:
     case = tests.Case("", 4, 2, 1500, 1601, DIM, DIM, 64, 1 if variant[:5] == "token" else 128, 2, keep=11)
     with mock.patch.object(bwd, "chosen_tiles", lambda *call: tiles_of(variant, choose(*call))):
         tests.check(case, torch.bfloat16, "cuda", runs=2)
-        with mock.patch.object(attention_dq, "STAGGER", 5), mock.patch.object(attention_dkdv, "STAGGER", 5):
-            tests.check(case, torch.bfloat16, "cuda", runs=2)
 
 
 def passes(variant: str) -> bool:
@@ -108,18 +103,7 @@ def show(name: str, products: float, step: Callable[[], object]) -> None:
     print(f"{name:84} {spent:9.3f} ms {2 * DIM * products / spent / 1e9:4.0f} TFLOP/s {extra:6.0f} MiB", flush=True)
 
 
-def show_orders(name: str, pairs: float, steps: tuple[Callable[[], object], ...]) -> None:
-    """dQ, dK and dV, and all of it, with programs that begin at other places of their lists (kernels/attention_order.py)."""
-    for stagger in STAGGERS:
-        with (
-            mock.patch.object(attention_dq, "STAGGER", stagger),
-            mock.patch.object(attention_dkdv, "STAGGER", stagger),
-        ):
-            for what, products, step in zip(("dq", "dkdv", "backward"), (3, 4, 7), steps):
-                show(f"{name} {what}, starts go round over {stagger} programs", products * pairs, step)
-
-
-def measure(name: str, passed: list[str], *, order_only: bool) -> None:
+def measure(name: str, passed: list[str]) -> None:
     n, heads, kv_heads, query_tile, top_k = CALLS[name]
     shapes = [(1, each, n, DIM) for each in (heads, heads, kv_heads, kv_heads)]
     q, d_out, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
@@ -135,20 +119,12 @@ def measure(name: str, passed: list[str], *, order_only: bool) -> None:
         by_lists, by_blocks = tiles_of(variant, chosen)
         show(f"{name} dq {str(by_lists)[10:]}", 3 * pairs, partial(bwd.run_dq, *queries, by_lists))
         show(f"{name} dkdv {str(by_blocks)[10:]}", 4 * pairs, partial(bwd.gradients_of_keys, *keys, by_blocks, plan))
-    steps = (
-        partial(bwd.run_dq, *queries, chosen[0]),
-        partial(bwd.gradients_of_keys, *keys, chosen[1], plan),
-        partial(bwd.attend_backward, q, k, v, *outputs, d_out, selection, SCALE),
-    )
-    show_orders(name, pairs, steps)
-    if order_only:
-        return
     for rows, other in zip(CHUNKS[1:], plans):
         show(f"{name} dkdv, {rows} rows a chunk", 4 * pairs, partial(bwd.gradients_of_keys, *keys, chosen[1], other))
     room = bwd.transposed_room(plan.cut, plan.tabled, lists[0].shape[3], n // 64, plan.most_pairs, q.device)
     cut = (torch.zeros_like(lists[1]), lists[1], plan.cut, 0, plan.most_pairs, room)
     show(f"{name} transposition, {plan.tabled} heads", 0, partial(bwd.transpose, lists[0], *cut))
-    show(f"{name} backward", 7 * pairs, steps[2])
+    show(f"{name} backward", 7 * pairs, lambda: bwd.attend_backward(q, k, v, *outputs, d_out, selection, SCALE))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     for label, backend in DENSE.items() if group == 1 else ():
         with sdpa_kernel([backend]):
@@ -160,19 +136,17 @@ def measure(name: str, passed: list[str], *, order_only: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="See the head of this file.")
     parser.add_argument("--calls", nargs="+", default=list(CALLS), choices=CALLS)
-    parser.add_argument("--order", action="store_true", help="time only where programs begin in their lists")
     parser.add_argument("--check", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.check:
         check(asked.check)
         return
     variants = [x for x in VARIANTS if any(x[:4] == name[:4] for name in asked.calls)]
-    variants = [x for x in variants if not asked.order or x.endswith("-0")]
     with ThreadPoolExecutor(len(variants)) as pool:
         passed = [variant for variant, good in zip(variants, pool.map(passes, variants)) if good]
     print(f"{torch.cuda.get_device_name()}: {len(passed)} of {len(variants)} variants agree with the twin", flush=True)
     for name in asked.calls:
-        measure(name, passed, order_only=asked.order)
+        measure(name, passed)
 
 
 if __name__ == "__main__":

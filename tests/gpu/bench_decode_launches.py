@@ -50,13 +50,7 @@ SETTINGS: dict[str, dict[str, object]] = {
     "scan 12 MB": {"decode_call.SCAN_BYTES": 12 << 20},
     "scan 40 MB": {"decode_call.SCAN_BYTES": 40 << 20},
     "4 KB a warp": {"decode_walk.WARP_BYTES": 4096},
-    "128 slots a warp": {"decode_walk.WARP_SLOTS": 128},
-    "block in one part": {"decode_each.PIECES": 1},
-    "sum of 32 columns": {"decode_each.WARP_NUMBERS": 4096},
-    "attention unbound": {"decode_attend.MOST_REGISTERS": None},
-    "64 slots a warp": {"decode_walk.WARP_SLOTS": 64},
     "2 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 2},
-    "8 programs an SM": {"decode_attend.PROGRAMS_PER_SM": 8},
 }
 """Constants of the kernels' modules, by what is changed."""
 

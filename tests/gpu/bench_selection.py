@@ -1,21 +1,18 @@
-"""Where the time of choosing goes: build and route of `pyramid:fastest` by kernel, under each choice of launch, side by side.
+"""Where the time of choosing goes: build and route of `pyramid:fastest` by kernel, and how it grows with the length.
 
-    python tests/gpu/bench_selection.py [--lengths 16384,65536,262144,1048576] [--setting NAME ...] [--no-check]
+    python tests/gpu/bench_selection.py [--lengths 16384,65536,262144,1048576] [--no-check]
 
 As bench_prefill.py: one process, bf16, 16 query and 16 key/value heads, head dim 128, blocks of 64, tiles of 128, K 64, random
 tensors. "select" is build and route as a CUDA graph, median of `--samples` with a warm L2; below it each kernel's time in one
-call, with its launches, by the profiler. First every setting is checked against the torch twin; the slopes come last.
+call, with its launches, by the profiler. First the sets are checked against the torch twin's; the slopes come last.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from unittest import mock
+from collections.abc import Callable
 
 import bench_prefill as bench
 import torch
@@ -27,52 +24,23 @@ from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
 HEADS, TOP_K, TILE = 16, 64, 128
-SETTINGS: dict[str, dict[str, object]] = {
-    "chosen": {},
-    "4 warps": {"route_scores.SUMMED_WARPS": 4},
-    "scored to 8192": {"route.SCORED_NODES": 8192},
-    "scored to 16384": {"route.SCORED_NODES": 16384},
-}
-"""Constants of the kernels' modules, by what is changed."""
-LONG_ONLY = ("scored to 8192", "scored to 16384")
-"""Settings that change nothing up to 4096 blocks: their slopes take those times from the chosen one."""
 CHECKED = 40_000
 """Tokens of the check: levels of 625 to 79 blocks are scored with K 16."""
-
-
-@contextmanager
-def changed(setting: str) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name, value in SETTINGS[setting].items():
-            module, constant = name.split(".")
-            found = importlib.import_module(f"pyramidbench.kernels.{module}")
-            stack.enter_context(mock.patch.object(found, constant, value))
-        yield
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--lengths", default="16384,65536,262144,1048576")
-    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS), help="only these")
     parser.add_argument("--samples", type=int, default=9)
     parser.add_argument("--no-check", action="store_true", help="time without checking first")
     asked = parser.parse_args()
     if not asked.no_check:
-        check_all(asked.setting)
+        check()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; ms, warm L2, median of {asked.samples}")
-    times: dict[str, dict[int, float]] = {name: {} for name in asked.setting}
-    for length in map(int, asked.lengths.split(",")):
-        q, k = drawn(HEADS, length)
-        for name in asked.setting:
-            if name in LONG_ONLY and length // bench.BLOCK <= 4096:
-                times[name] |= {length: times["chosen"][length]} if "chosen" in times else {}
-                continue
-            with changed(name):
-                times[name][length] = time_selection(name, q, k, asked.samples)
-    for name, taken in times.items():
-        for first, last in itertools.combinations(sorted(n for n in taken if n >= 65536), 2):
-            slope = math.log(taken[last] / taken[first]) / math.log(last / first)
-            print(f"{name}: slope {slope:.3f} from {first // 1024}k to {last // 1024}k")
+    times = {length: time_selection(length, asked.samples) for length in map(int, asked.lengths.split(","))}
+    for first, last in itertools.combinations(sorted(length for length in times if length >= 65536), 2):
+        slope = math.log(times[last] / times[first]) / math.log(last / first)
+        print(f"slope {slope:.3f} from {first // 1024}k to {last // 1024}k")
 
 
 def drawn(heads: int, length: int) -> tuple[Tensor, Tensor]:
@@ -85,8 +53,8 @@ def fastest(top_k: int) -> WalkRules:
     return bench.rules(top_k, bench.TILE_LEVEL["fastest"])
 
 
-def check_all(settings: list[str]) -> None:
-    """Sets of every setting against the twin's.
+def check() -> None:
+    """Sets against the twin's.
 
     Raises:
         SystemExit: more than 2 % of the lists differ.
@@ -95,13 +63,10 @@ def check_all(settings: list[str]) -> None:
     tiling = Tiling(CHECKED, CHECKED, bench.BLOCK, TILE, True)
     pyramid = backends.build(k, tiling, fastest(16), "reference")
     twin = backends.route(q, k, pyramid, tiling, fastest(16), bench.HEAD_DIM**-0.5, "reference")
-    for name in settings:
-        with changed(name):
-            chosen = select(q, k, tiling, 16)
-        share = float((chosen.indices != twin.indices).any(-1).double().mean())
-        print(f"{name}: {share:.2%} of the lists differ from the twin's", flush=True)
-        if share > 2e-2:
-            raise SystemExit(f"{name} is wrong")
+    share = float((select(q, k, tiling, 16).indices != twin.indices).any(-1).double().mean())
+    print(f"{share:.2%} of the lists differ from the twin's", flush=True)
+    if share > 2e-2:
+        raise SystemExit("the kernels choose otherwise than the twin")
 
 
 def select(q: Tensor, k: Tensor, tiling: Tiling, top_k: int) -> BlockSelection:
@@ -110,14 +75,15 @@ def select(q: Tensor, k: Tensor, tiling: Tiling, top_k: int) -> BlockSelection:
     return backends.route(q, k, pyramid, tiling, rules, bench.HEAD_DIM**-0.5, "triton")
 
 
-def time_selection(name: str, q: Tensor, k: Tensor, samples: int) -> float:
-    tiling = Tiling(q.shape[2], q.shape[2], bench.BLOCK, TILE, True)
+def time_selection(length: int, samples: int) -> float:
+    q, k = drawn(HEADS, length)
+    tiling = Tiling(length, length, bench.BLOCK, TILE, True)
 
     def call() -> object:
         return select(q, k, tiling, TOP_K)
 
     taken = bench.replayed(call, q.device, samples)
-    print(f"{q.shape[2] // 1024:5}k {name:16} select {taken:7.3f}   {kernel_times(call)}", flush=True)
+    print(f"{length // 1024:5}k select {taken:7.3f}   {kernel_times(call)}", flush=True)
     return taken
 
 

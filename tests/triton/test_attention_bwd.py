@@ -99,21 +99,6 @@ def test_cut_short(case: Case, table_bytes: int, device: str, monkeypatch: pytes
     check(case, torch.float32, device, runs=2)
 
 
-@pytest.mark.parametrize("group", [1, 4], ids=["tile-level", "group-4"])
-def test_lists_that_do_not_begin_at_their_starts(group: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program takes its steps from another place on: other sums, no less exact, and the same bits in two runs."""
-    from pyramidbench.kernels import attention_dkdv, attention_dq
-
-    case = Case("", group, 1, 250, 250, query_tile=16 // group, keep=7)
-    given = (*tensors(case, torch.float32, device), lists_of(case, device))
-    from_the_start = gradients(*given)
-    for module in (attention_dq, attention_dkdv):
-        monkeypatch.setattr(module, "STAGGER", 3)
-    check(case, torch.float32, device, runs=2)
-    for before, after in zip(from_the_start, gradients(*given)):
-        assert not torch.equal(before, after)
-
-
 def test_unlisted_blocks_and_rows_without_a_key_get_zeros(device: str) -> None:
     case = Case("", 1, 1, 40, 20)
     tiling = Tiling(40, 20, 16, 16, True)

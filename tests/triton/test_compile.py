@@ -225,7 +225,7 @@ def by_key(name: str, *, dim: int = 128, group: int = 4, dtype: str = "bf16") ->
 def queries_gradient(
     name: str, *, dim: int = 128, query_tile: int, block: int = 64, rows: int, dtype: str = "bf16", tma: bool = False
 ) -> Case:
-    from pyramidbench.kernels.attention_dq import STAGGER, _attend_dq, dq_tile
+    from pyramidbench.kernels.attention_dq import _attend_dq, dq_tile
 
     tile = dq_tile(rows, block, dim, dim, 4 if dtype == "fp32" else 2, tma=tma)
     padded = 1 << (dim - 1).bit_length()
@@ -233,7 +233,7 @@ def queries_gradient(
     constants: dict[str, object] = {} if tma else {"k_blocks": None, "v_blocks": None}
     constants |= {"QUERY_TILE": query_tile, "BLOCK_SIZE": block, "HEAD_DIM": dim, "HEAD_DIM_V": dim}
     constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "BLOCK_D": padded, "BLOCK_DV": padded}
-    constants |= {"IS_CAUSAL": True, "USE_TMA": tma, "STAGGER": STAGGER}
+    constants |= {"IS_CAUSAL": True, "USE_TMA": tma}
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr", "d_out_ptr", "dq_ptr"), f"*{dtype}")
     pointers |= dict.fromkeys(("lse_ptr", "log_sums_ptr", "delta_ptr"), "*fp32")
     pointers |= {"k_blocks": blocks, "v_blocks": blocks, "scale": "fp32", "scale_log2": "fp32"}
@@ -251,7 +251,7 @@ def keys_gradient(
     dtype: str = "bf16",
     tma: bool = False,
 ) -> Case:
-    from pyramidbench.kernels.attention_dkdv import STAGGER, _attend_dkdv, dkdv_tile
+    from pyramidbench.kernels.attention_dkdv import _attend_dkdv, dkdv_tile
 
     tile = dkdv_tile(group * query_tile, query_tile, block, dim, dim, 4 if dtype == "fp32" else 2, tma=tma)
     assert tile.tma == tma
@@ -261,7 +261,7 @@ def keys_gradient(
     constants: dict[str, object] = {} if tma else {"q_rows": None, "d_out_rows": None}
     constants |= {"GROUP": group, "QUERY_TILE": query_tile, "BLOCK_SIZE": block, "HEAD_DIM": dim, "HEAD_DIM_V": dim}
     constants |= {"BLOCK_M": tile.BLOCK_M, "BLOCK_N": tile.BLOCK_N, "BLOCK_D": padded, "BLOCK_DV": padded}
-    constants |= {"IS_CAUSAL": True, "SEVERAL": several, "ADDS": several, "USE_TMA": tma, "STAGGER": STAGGER}
+    constants |= {"IS_CAUSAL": True, "SEVERAL": several, "ADDS": several, "USE_TMA": tma}
     wide = ("log_sums_ptr", "delta_ptr", "dk_pieces_ptr", "dv_pieces_ptr")
     pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "d_out_ptr"), f"*{dtype}") | dict.fromkeys(wide, "*fp32")
     pointers |= dict.fromkeys(("dk_ptr", "dv_ptr"), "*fp32" if several else f"*{dtype}")
