@@ -13,6 +13,7 @@ from torch import Tensor
 from pyramidbench.choosing import Chooser
 from pyramidbench.clock import check_cache
 from pyramidbench.kernels import backends
+from pyramidbench.parts import parse_part
 from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection
 from pyramidbench.store import Run
@@ -168,13 +169,14 @@ def sweep(
     timing_s: float = TIMING_S,
     cell_budget_s: float = CELL_BUDGET_S,
     cache: Literal["cold", "warm"] = "cold",
+    part: str | None = None,
 ) -> Run:
     """Measure methods against each other and return the run, whose `.frame` is one row per cell.
 
     Give a suite (a name, the path of a TOML file, or a Suite; then `input` is the capture that it asks for, and `seq` picks
     some of its lengths), or axes as on the command line: `seq="4k..64k"`, `method=["dense", "pyramid"]`, `top_k="8,16"`,
     `keep="5%"`, `pass_="train"`. A call with the same arguments goes on where an interrupted one stopped. `cache` is what the
-    L2 is before each timed call.
+    L2 is before each timed call. `part="2/8"` measures the second of eight shares, whose runs `pyramidbench merge` joins.
     Cells run in a child process, which imports your script: call this under `if __name__ == "__main__":`.
 
     Raises:
@@ -188,8 +190,9 @@ def sweep(
     chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=timed)
     capture = None if suite is None else input
     plan = make_plan(
-        chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s, cache=check_cache(cache)
-    )
+        chosen, capture=capture, device=device, timing_s=timing_s, cell_budget_s=cell_budget_s, cache=check_cache(cache),
+        part=None if part is None else parse_part(part),
+    )  # fmt: skip
     return run_plan(plan, out=None if out is None else Path(out), fresh=fresh)
 
 

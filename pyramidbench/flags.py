@@ -38,6 +38,7 @@ Causal = Annotated[bool, Option("--causal/--no-causal", help="whether queries se
 Seed = Annotated[int, Option(min=0, help="seed of the inputs", rich_help_panel="Axes")]
 DeviceName = Annotated[str, Option("--device", help="auto, cpu or cuda")]
 Out = Annotated[Path | None, Option(help="the run's folder; the same command goes on there")]
+PartOf = Annotated[Text, Option("--part", help="only part I of N, as 2/8; `merge` joins the runs of all parts")]
 Fresh = Annotated[bool, Option("--fresh", help="start over; an existing folder is renamed, not deleted")]
 DryRun = Annotated[bool, Option("--dry-run", help="print the plan and stop")]
 Timing = Annotated[str, Option("--timing", help="time of repeated calls per cell, as 2s")]

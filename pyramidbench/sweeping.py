@@ -19,6 +19,7 @@ from pyramidbench.group_sweep import GroupSweep
 from pyramidbench.manifest import Manifest
 from pyramidbench.model_files import file_sha256
 from pyramidbench.outcome import Settings, failed
+from pyramidbench.parts import Part
 from pyramidbench.plan import Estimator, PlannedCell, Rates, judge, plan
 from pyramidbench.plugins import plugin_version
 from pyramidbench.record import SCHEMA_VERSION, Record
@@ -96,13 +97,16 @@ def make_plan(
     timing_s: float = TIMING_S,
     cell_budget_s: float = CELL_BUDGET_S,
     cache: Cache = "cold",
+    part: Part | None = None,
 ) -> Plan:
-    """Turn a suite into cells with verdicts, from peaks measured on the device now.
+    """Turn a suite, or a part of it, into cells with verdicts, from peaks measured on the device now.
 
     Raises:
-        UserError: an input that cannot be read, or a device that is not there.
+        UserError: an input that cannot be read, a device that is not there, or more parts than there is to share.
     """
     cells = suite.cells(capture=capture)
+    if part is not None:
+        cells = part.of(cells)
     torch_device = pick_device(device)
     found = fingerprint(torch_device, peaks=True)
     assert found.peak_flops_per_s is not None

@@ -103,7 +103,7 @@ def test_commands_and_options_in_the_text_exist(page: str) -> None:
         for param in command.params
         for option in (*param.opts, *param.secondary_opts)
     }
-    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"<!--.*?-->", "", text))) <= known
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", re.sub(r"<!--.*?-->|(?m:^#SBATCH.*$)", "", text))) <= known
     assert set(re.findall(r"`pyramidbench ([a-z]+)", text)) <= set(COMMANDS)
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE)) <= targets

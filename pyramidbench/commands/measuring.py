@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 def measured(
     suite: Suite, capture: str | None, device: str, out: Path | None, fresh: bool, dry_run: bool, timing: str,
-    cell_budget: str, as_json: bool, cache: str = "cold",
+    cell_budget: str, as_json: bool, cache: str = "cold", part: str | None = None,
 ) -> Run | None:  # fmt: skip
     """Plan and run a suite, with progress; None after a dry run."""
     from pyramidbench.axes import parse_duration
     from pyramidbench.clock import check_cache
+    from pyramidbench.parts import parse_part
     from pyramidbench.progress import SweepProgress
     from pyramidbench.registry import fault
     from pyramidbench.render import show_plan
@@ -29,6 +30,7 @@ def measured(
     made = make_plan(
         suite, capture=capture, device=device, timing_s=parse_duration(timing, "--timing"),
         cell_budget_s=parse_duration(cell_budget, "--cell-budget"), cache=check_cache(cache),
+        part=None if part is None else parse_part(part),
     )  # fmt: skip
     if dry_run and as_json:
         print_json([_planned_json(planned) for planned in made.cells])

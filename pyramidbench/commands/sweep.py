@@ -23,6 +23,7 @@ from pyramidbench.flags import (
     Levels,
     Methods,
     Out,
+    PartOf,
     Pass,
     QueryTile,
     Seed,
@@ -41,7 +42,8 @@ def sweep(
     query_tile: QueryTile = None, heads: Heads = None, head_dim: HeadDim = None, batch: Batch = None,
     dtype: DType = None, seq_kv: SeqQ = None, layers: Layers = None, pass_: Pass = None, causal: Causal = True,
     seed: Seed = 0, device: DeviceName = "auto", out: Out = None, fresh: Fresh = False, dry_run: DryRun = False,
-    timing: Timing = "2s", cache: CacheState = "cold", cell_budget: CellBudget = "120s", json: AsJson = False,
+    timing: Timing = "2s", cache: CacheState = "cold", cell_budget: CellBudget = "120s", part: PartOf = None,
+    json: AsJson = False,
 ) -> None:  # fmt: skip
     """Measure methods over lengths, budgets and level counts: time, memory and quality in one row per cell."""
     from pyramidbench.commands.measuring import exit_code, measured
@@ -56,7 +58,9 @@ def sweep(
         "dtype": dtype, "seq_kv": seq_kv, "layers": layers, "pass_": pass_,
     }  # fmt: skip
     chosen = choose_suite(suite, axes, input=input, causal=causal, seed=seed, timed=True)
-    run = measured(chosen, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json, cache)
+    run = measured(
+        chosen, input if suite else None, device, out, fresh, dry_run, timing, cell_budget, json, cache, part
+    )
     if run is None:
         return
     if json:

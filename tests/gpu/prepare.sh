@@ -4,8 +4,9 @@
 #     eval "$(tests/gpu/prepare.sh WHEELS TARGET)"
 #     python -m pyramidbench doctor
 #
-# WHEELS: a folder of .whl files for this machine's Python; those that the machine has anyway (torch, triton) need not be
-# there. TARGET: a folder to install into; it is made. PYTHON: the interpreter, python3 unless set.
+# WHEELS: a folder that holds .whl files for this machine's Python, also deeper, as pack.sh gathers them; those that the machine
+# has anyway (torch, triton) need not be there. A wheel in pieces is joined when all are there. TARGET: a folder to install into; it
+# is made. PYTHON: the interpreter, python3 unless set.
 # Printed are the two variables that a shell must export: PYTHONPATH with the wheels, the package in its layout and this
 # folder, and PYTHONSAFEPATH, without which Python finds the checkout's own folders first. What is missing is said on stderr.
 set -eu
@@ -20,8 +21,27 @@ mkdir -p "$2"
 target=$(CDPATH='' cd -- "$2" && pwd)
 python=${PYTHON:-python3}
 
-set -- "$wheels"/*.whl
-if [ ! -e "$1" ]; then
+# NAME.whl.0, NAME.whl.1 …, wherever they lie, and the sum of the whole beside the first.
+mkdir -p "$target/joined"
+find "$wheels" -name '*.whl.sha256' | while read -r sum; do
+    name=$(basename "$sum" .sha256)
+    : >"$target/joined/$name"
+    for number in 0 1 2 3 4 5 6 7 8 9; do
+        find "$wheels" -name "$name.$number" -exec cat {} + >>"$target/joined/$name"
+    done
+    if ! (cd "$target/joined" && sha256sum --status --check "$sum"); then
+        rm "$target/joined/$name"
+        echo "pieces of $name are missing, so it is not installed" >&2
+    fi
+done
+
+set --
+while read -r wheel; do
+    set -- "$@" "$wheel"
+done <<WHEELS
+$(find "$wheels" "$target/joined" -type f -name '*.whl' | sort)
+WHEELS
+if [ -z "$1" ]; then
     echo "no wheels in $wheels" >&2
     exit 2
 fi
