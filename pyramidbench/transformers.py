@@ -177,8 +177,9 @@ def _run(
 def _check_step(q: Tensor, k: Tensor, spans: Spans | None) -> None:
     if spans is not None:
         raise UserError(
-            "the sequences are padded, and a decoding cache holds them without padding; give prompts of one length, or "
-            "generate without the cache."
+            "the newest token does not see all cached keys: the sequences are padded, or the layer has a sliding window. A "
+            "decoding cache holds sequences without padding; give prompts of one length, list layers with a window in "
+            "dense_layers, or generate without the cache."
         )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise UserError("a decoding cache has no gradients; call the model under torch.no_grad().")

@@ -27,8 +27,8 @@ LOGIT_ROWS = 512
 SIDE_BY_SIDE = 8
 """Continuations of one prefix that are judged in one call on a GPU, each with a copy of the prefix's keys."""
 STEP_ROOM = 8192
-"""Tokens that a cache for answers has room for, at least. The kernels of a step are compiled for a room: so this is one for
-all lengths up to it."""
+"""A cache for answers has room for a multiple of so many tokens. The kernels of a step are compiled for a room: so they are
+not compiled anew at every length."""
 Stop = Callable[[str], bool]
 """Whether an answer so far is all that a task wants to know."""
 
@@ -132,7 +132,7 @@ class LanguageModel:
 
     def _generated(self, ids: list[int], new_tokens: int, stop: Stop | None) -> list[int]:
         stops = self._stops()
-        room = max(STEP_ROOM, len(ids) + new_tokens)
+        room = -(-(len(ids) + new_tokens) // STEP_ROOM) * STEP_ROOM
         states, cache = self._step([ids], attention_interface.decoding_cache(self.network, room))
         made: list[int] = []
         while True:

@@ -13,7 +13,7 @@ import torch
 
 import pyramidbench.transformers as attention_interface
 from pyramidbench.errors import UserError
-from pyramidbench.evaluation import carriers
+from pyramidbench.evaluation import carriers, language_model
 from pyramidbench.evaluation.attention import Attention
 from pyramidbench.evaluation.catalogue import OWN, find_tasks, groups, task_names
 from pyramidbench.evaluation.haystack import Question, ask
@@ -305,3 +305,13 @@ def test_an_answer_is_made_of_steps(tiny: LanguageModel, monkeypatch: pytest.Mon
     assert used.step_calls == 4 * tiny.network.config.num_hidden_layers
     monkeypatch.setattr(attention_interface, "decoding_cache", lambda *_: None)
     assert tiny.generate(prompt, 5) == stepped
+
+
+def test_answers_have_room_in_whole_steps(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a decoding step are compiled for a room, so prompts of about one length must share it."""
+    rooms = []
+    monkeypatch.setattr(attention_interface, "decoding_cache", lambda _, room: rooms.append(room))
+    monkeypatch.setattr(language_model, "STEP_ROOM", 64)
+    for tokens in (9, 62, 63, 100, 126):
+        tiny.generate(tiny.ids("x" * tokens), 2)
+    assert rooms == [64, 64, 128, 128, 128]
