@@ -118,7 +118,7 @@ def _children_logits(
         held = real & (child < size)
         at = level_ptr + (offset - size + child).to(tl.int64)[:, None] * (HEAD_DIM * (1 + HAS_BOUNDS)) + offs_d[None, :]
         u, w = load_nodes(at, held[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale
+        logits = summary_logits(high, low, u.to(high.dtype), w.to(high.dtype), HAS_BOUNDS) * scale
         logits += log_keys(child, span, seq_len_kv, BLOCK_SIZE)[None, :]
         logits = tl.where(held[None, :], logits, float("-inf"))
         top = tl.maximum(total, logits)

@@ -320,7 +320,9 @@ def test_a_cache_that_was_changed_goes_on_right(ids: Tensor, change: str) -> Non
 def test_what_a_decoding_cache_refuses(ids: Tensor) -> None:
     model = tiny()
     sparse.use(model, "pyramid", **SMALL)
-    with pytest.raises(UserError, match=r"the sequences are padded, or .* give prompts of one length, .* or generate without"):
+    with pytest.raises(
+        UserError, match=r"the sequences are padded, or .* give prompts of one length, .* or generate without"
+    ):
         generated(model, ids, sparse.decoding_cache(model, 128), attention_mask=left(13))
     with pytest.raises(UserError, match=r"the cache is full: .* would hold 97 tokens, and there is room for 96"):
         generated(model, ids, sparse.decoding_cache(model, TOKENS))
