@@ -122,7 +122,7 @@ class LanguageModel:
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], new_tokens: int, stop: Stop | None = None) -> list[int]:
         """The likeliest next tokens, one after another with cached keys, up to an end-of-text token. After the prompt each is
-        a step of the method's decoder, where it has one.
+        a step of the method's decoder, where it has one and all layers of the model hold keys.
 
         stop: asked after every token, with the text so far; the rest is not generated where it says so.
         """
@@ -133,7 +133,8 @@ class LanguageModel:
     def _generated(self, ids: list[int], new_tokens: int, stop: Stop | None) -> list[int]:
         stops = self._stops()
         room = -(-(len(ids) + new_tokens) // STEP_ROOM) * STEP_ROOM
-        states, cache = self._step([ids], attention_interface.decoding_cache(self.network, room))
+        own = attention_interface.layers_without_keys(self.network)
+        states, cache = self._step([ids], None if own else attention_interface.decoding_cache(self.network, room))
         made: list[int] = []
         while True:
             token = int(self._finite(self._head(states[0, -1])).argmax())
