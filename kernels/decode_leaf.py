@@ -31,7 +31,7 @@ def query_tile(q_base, strides, offs_d, HEAD_DIM, GROUP: tl.constexpr, ROWS: tl.
     """A query of every head of a group, [ROWS, BLOCK_D]; rows past the group are 0."""
     row = tl.arange(0, ROWS)
     mask = (row < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    return tl.load(q_base + row[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0)
+    return tl.load(q_base + row.to(tl.int64)[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

@@ -26,7 +26,7 @@ def scoring_query(
     head = tl.arange(0, HEADS)
     mask = (head < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
     # of shape [HEADS, BLOCK_D]
-    q = tl.load(q_base + head[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0)
+    q = tl.load(q_base + head.to(tl.int64)[:, None] * strides[1] + offs_d[None, :], mask=mask, other=0.0)
     if not CHILDREN:
         q = q.to(tl.float32) * scale
     high, low = q, q

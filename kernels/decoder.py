@@ -96,7 +96,7 @@ class BlockDecoder:
         return self._selection(q, self.lists(q))
 
     def tokens(self) -> tuple[Tensor, Tensor]:
-        length, store = max(self._host_lengths()), self.store
+        length, store = self._one_length("tensor of keys; accepted: equal lengths"), self.store
         if self.table is None:
             return store.k[:, :, :length], store.v[:, :, :length]
         rows = range(self.sizes.batch)
@@ -114,11 +114,8 @@ class BlockDecoder:
         return step(q, self.store, self.rules, self.scale)
 
     def _selection(self, q: Tensor, lists: Tensor) -> BlockSelection:
-        lengths = self._host_lengths()
-        if len(set(lengths)) > 1:
-            raise UserError(f"sequences of {lengths} tokens have no one selection; accepted: equal lengths, or `lists`")
-        tiling = Tiling(q.shape[2], lengths[0], self.sizes.block_size, 1, True)
-        return BlockSelection.from_indices(lists, tiling)
+        length = self._one_length("selection; accepted: equal lengths, or `lists`")
+        return BlockSelection.from_indices(lists, Tiling(q.shape[2], length, self.sizes.block_size, 1, True))
 
     def truncate(self, lengths: int | Sequence[int] | Tensor) -> None:
         new = self._each("truncate to", lengths, self._host_lengths())
@@ -194,6 +191,13 @@ class BlockDecoder:
             self.check()
             self.known = self.store.lengths[:, 0].tolist()
         return self.known
+
+    def _one_length(self, what: str) -> int:
+        """Tokens of every sequence; UserError where they differ, since nothing stands for all of them then."""
+        lengths = self._host_lengths()
+        if len(set(lengths)) > 1:
+            raise UserError(f"sequences of {lengths} tokens have no one {what}")
+        return lengths[0]
 
     def _each(self, what: str, given: int | Sequence[int] | Tensor, most: Sequence[int]) -> list[int]:
         """A number for each sequence, from 0 to most[b]; UserError names what was given."""

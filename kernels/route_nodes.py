@@ -62,7 +62,7 @@ def query_rows(
         query = tl.minimum(tile, tiles - 1)
         real = index % ROWS == 0
     real = real & (head < GROUP) & (tile < tiles)
-    at = q_base + head * q_strides[1] + query.to(tl.int64) * q_strides[2]
+    at = q_base + head.to(tl.int64) * q_strides[1] + query.to(tl.int64) * q_strides[2]
     q = tl.load(at[:, None] + offs_d[None, :], mask=real[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0)
     if HAS_BOUNDS:
         return tl.where(q > 0, q, 0.0).to(q.dtype), tl.where(q < 0, q, 0.0).to(q.dtype), real
@@ -82,9 +82,10 @@ def summed_query(q_base, row, q_strides, scale, offs_d, HEAD_DIM, GROUP: tl.cons
     """Σ over heads of the positive and the negative part of one query row, times scale: two [BLOCK_D], fp32."""
     high = tl.zeros([offs_d.shape[0]], tl.float32)
     low = tl.zeros([offs_d.shape[0]], tl.float32)
-    for head in range(GROUP):
-        at = q_base + head * q_strides[1] + row.to(tl.int64) * q_strides[2] + offs_d
+    at = q_base + row.to(tl.int64) * q_strides[2] + offs_d
+    for _ in range(GROUP):
         q = tl.load(at, mask=offs_d < HEAD_DIM, other=0.0).to(tl.float32) * scale
+        at += q_strides[1]
         if HAS_BOUNDS:
             high += tl.maximum(q, 0.0)
             low += tl.minimum(q, 0.0)
@@ -118,7 +119,7 @@ def _children_logits(
         held = real & (child < size)
         at = level_ptr + (offset - size + child).to(tl.int64)[:, None] * (HEAD_DIM * (1 + HAS_BOUNDS)) + offs_d[None, :]
         u, w = load_nodes(at, held[:, None] & (offs_d < HEAD_DIM)[None, :], HEAD_DIM, HAS_BOUNDS)
-        logits = summary_logits(high, low, u, w, HAS_BOUNDS) * scale
+        logits = summary_logits(high, low, u.to(high.dtype), w.to(high.dtype), HAS_BOUNDS) * scale
         logits += log_keys(child, span, seq_len_kv, BLOCK_SIZE)[None, :]
         logits = tl.where(held[None, :], logits, float("-inf"))
         top = tl.maximum(total, logits)

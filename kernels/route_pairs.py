@@ -52,7 +52,7 @@ def _copy_rows(
             query, is_row = score_row(index % ROWS, tile, QUERY_TILE, seq_len_q, ROWS)
             is_row = is_row & (index < GROUP * ROWS)
         # of shape [ROW_CHUNK, BLOCK_D]
-        at = (index // ROWS) * q_strides[1] + query.to(tl.int64) * q_strides[2]
+        at = (index // ROWS).to(tl.int64) * q_strides[1] + query.to(tl.int64) * q_strides[2]
         mask = is_row[:, None] & (offs_d < HEAD_DIM)[None, :]
         rest = tl.load(q_ptr + at[:, None] + offs_d[None, :], mask=mask, other=0.0)
         for term in tl.static_range(TERMS):

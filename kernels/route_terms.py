@@ -36,16 +36,17 @@ def _query_terms(
     high = tl.zeros([RUNS, BLOCK_D], tl.float32)
     low = tl.zeros([RUNS, BLOCK_D], tl.float32)
     held = tl.minimum(tl.maximum(seq_len_q - (first_tile + first + tl.arange(0, RUNS)) * QUERY_TILE, 1), QUERY_TILE)
-    for head in range(GROUP):
+    for _ in range(GROUP):
         total = tl.zeros([RUNS, BLOCK_D], tl.float32)
         for start in range(0, QUERY_TILE, ROWS):
             step = start + index // RUNS
             row = (first_tile + run) * QUERY_TILE + step
             is_row = (step < QUERY_TILE) & (run < window_tiles) & (row < seq_len_q)
             # of shape [ROWS·RUNS, BLOCK_D]
-            at = q_ptr + head * q_strides[1] + row.to(tl.int64)[:, None] * q_strides[2] + offs_d[None, :]
+            at = q_ptr + row.to(tl.int64)[:, None] * q_strides[2] + offs_d[None, :]
             q = tl.load(at, mask=is_row[:, None] & (offs_d < HEAD_DIM)[None, :], other=0.0).to(tl.float32)
             total += tl.sum(tl.reshape(q, [ROWS, RUNS, BLOCK_D]), 0)
+        q_ptr += q_strides[1]
         mean = total / held[:, None] * scale
         if HAS_BOUNDS:
             high += tl.maximum(mean, 0.0)

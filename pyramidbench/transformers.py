@@ -99,13 +99,18 @@ def decoding_cache(model: Any, max_len: int) -> Any:
     import_transformers()
     if max_len < 1:
         raise UserError(f"max_len = {max_len}: accepted: a whole number from 1 on")
-    config = model.config.get_text_config()
-    odd = sorted(set(getattr(config, "layer_types", None) or ()) - set(CACHED_LAYERS))
+    odd = layers_without_keys(model)
     if odd:
         raise UserError(f"the model has layers of type {odd[0]}, which hold no keys and values; use its own cache.")
     from pyramidbench.decoding_cache import make_cache
 
-    return make_cache(config.num_hidden_layers, max_len)
+    return make_cache(model.config.get_text_config().num_hidden_layers, max_len)
+
+
+def layers_without_keys(model: Any) -> list[str]:
+    """Types of a model's layers that keep something else than keys and values: with any, it needs its own cache."""
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return sorted(set(types) - set(CACHED_LAYERS))
 
 
 def usage() -> Usage:
@@ -177,8 +182,9 @@ def _run(
 def _check_step(q: Tensor, k: Tensor, spans: Spans | None) -> None:
     if spans is not None:
         raise UserError(
-            "the sequences are padded, and a decoding cache holds them without padding; give prompts of one length, or "
-            "generate without the cache."
+            "the newest token does not see all cached keys: the sequences are padded, or the layer has a sliding window. A "
+            "decoding cache holds sequences without padding; give prompts of one length, list layers with a window in "
+            "dense_layers, or generate without the cache."
         )
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad):
         raise UserError("a decoding cache has no gradients; call the model under torch.no_grad().")

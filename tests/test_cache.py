@@ -163,3 +163,10 @@ def test_a_decoder_gives_back_its_tokens(paged: bool) -> None:
     held_k, held_v = cache._cache.tokens()
     assert torch.equal(held_k, k)
     assert torch.equal(held_v, v)
+    cache.append(k, v, counts=[1, 2])
+    with pytest.raises(
+        pb.UserError, match=r"sequences of \[38, 39\] tokens have no one tensor of keys; accepted: equal"
+    ):
+        cache._cache.tokens()
+    with pytest.raises(pb.UserError, match="have no one selection; accepted: equal lengths, or `lists`"):
+        cache._cache.select(k[:, :, :1])

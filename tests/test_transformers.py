@@ -219,7 +219,8 @@ def test_spans_split_a_mask_into_its_sequences() -> None:
     assert torch.equal(spans.mask(9)[0, 0, 2:], seen[0, 2:])
 
 
-STEPPING = ("pyramid", "pyramid:fast", "pyramid:paper", "flat", "flat:exact", "quest", "moba", "sliding_window")
+STEPPING = ("pyramid", "pyramid:fast", "pyramid:paper", "flat", "flat:exact", "quest", "moba", "block_mean", "hisa",
+            "sliding_window")  # fmt: skip
 BUDGET: dict[str, Any] = {"top_k": 1, "block_size": 8}
 NEW_TOKENS = 11
 
@@ -264,6 +265,20 @@ def test_dense_layers_do_not_step(ids: Tensor) -> None:
     assert (used.step_calls, used.dense_calls) == (2 * (NEW_TOKENS - 1), NEW_TOKENS)
 
 
+def test_a_window_that_steps_outgrow_is_refused_unless_its_layers_stay_dense(ids: Tensor) -> None:
+    """With a decoding cache the layer holds all keys, and the model's mask hides those before its window."""
+    kinds = ["full_attention", "sliding_attention", "full_attention"]
+    model = tiny(transformers.Qwen2Config, layer_types=kinds, sliding_window=16, use_sliding_window=True)
+    sparse.use(model, "pyramid", **SMALL)
+    with pytest.raises(UserError, match=r"the layer has a sliding window.* list layers with a window in dense_layers"):
+        generated(model, ids[:, :12], sparse.decoding_cache(model, 128))
+    sparse.use(model, "pyramid", dense_layers=[1], **SMALL)
+    _, logits, _ = generated(model, ids)
+    _, stepped, used = generated(model, ids, sparse.decoding_cache(model, 128))
+    torch.testing.assert_close(stepped, logits, rtol=1e-4, atol=1e-5)
+    assert used.step_calls == 2 * (NEW_TOKENS - 1)
+
+
 def test_beams_reorder_the_decoders(ids: Tensor) -> None:
     model = tiny()
     sparse.use(model, "pyramid", **SMALL)
@@ -305,7 +320,9 @@ def test_a_cache_that_was_changed_goes_on_right(ids: Tensor, change: str) -> Non
 def test_what_a_decoding_cache_refuses(ids: Tensor) -> None:
     model = tiny()
     sparse.use(model, "pyramid", **SMALL)
-    with pytest.raises(UserError, match="the sequences are padded, and a decoding cache holds them without padding"):
+    with pytest.raises(
+        UserError, match=r"the sequences are padded, or .* give prompts of one length, .* or generate without"
+    ):
         generated(model, ids, sparse.decoding_cache(model, 128), attention_mask=left(13))
     with pytest.raises(UserError, match=r"the cache is full: .* would hold 97 tokens, and there is room for 96"):
         generated(model, ids, sparse.decoding_cache(model, TOKENS))

@@ -27,8 +27,8 @@ LOGIT_ROWS = 512
 SIDE_BY_SIDE = 8
 """Continuations of one prefix that are judged in one call on a GPU, each with a copy of the prefix's keys."""
 STEP_ROOM = 8192
-"""Tokens that a cache for answers has room for, at least. The kernels of a step are compiled for a room: so this is one for
-all lengths up to it."""
+"""A cache for answers has room for a multiple of so many tokens. The kernels of a step are compiled for a room: so they are
+not compiled anew at every length."""
 Stop = Callable[[str], bool]
 """Whether an answer so far is all that a task wants to know."""
 
@@ -122,7 +122,7 @@ class LanguageModel:
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], new_tokens: int, stop: Stop | None = None) -> list[int]:
         """The likeliest next tokens, one after another with cached keys, up to an end-of-text token. After the prompt each is
-        a step of the method's decoder, where it has one.
+        a step of the method's decoder, where it has one and all layers of the model hold keys.
 
         stop: asked after every token, with the text so far; the rest is not generated where it says so.
         """
@@ -132,8 +132,9 @@ class LanguageModel:
 
     def _generated(self, ids: list[int], new_tokens: int, stop: Stop | None) -> list[int]:
         stops = self._stops()
-        room = max(STEP_ROOM, len(ids) + new_tokens)
-        states, cache = self._step([ids], attention_interface.decoding_cache(self.network, room))
+        room = -(-(len(ids) + new_tokens) // STEP_ROOM) * STEP_ROOM
+        own = attention_interface.layers_without_keys(self.network)
+        states, cache = self._step([ids], None if own else attention_interface.decoding_cache(self.network, room))
         made: list[int] = []
         while True:
             token = int(self._finite(self._head(states[0, -1])).argmax())

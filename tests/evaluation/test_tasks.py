@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import pyramidbench.transformers as attention_interface
 from pyramidbench.errors import UserError
-from pyramidbench.evaluation import carriers
+from pyramidbench.evaluation import carriers, language_model
 from pyramidbench.evaluation.attention import Attention
 from pyramidbench.evaluation.catalogue import OWN, find_tasks, groups, task_names
 from pyramidbench.evaluation.haystack import Question, ask
@@ -305,3 +306,34 @@ def test_an_answer_is_made_of_steps(tiny: LanguageModel, monkeypatch: pytest.Mon
     assert used.step_calls == 4 * tiny.network.config.num_hidden_layers
     monkeypatch.setattr(attention_interface, "decoding_cache", lambda *_: None)
     assert tiny.generate(prompt, 5) == stepped
+
+
+def test_answers_have_room_in_whole_steps(tiny: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels of a decoding step are compiled for a room, so prompts of about one length must share it."""
+    rooms = []
+    monkeypatch.setattr(attention_interface, "decoding_cache", lambda _, room: rooms.append(room))
+    monkeypatch.setattr(language_model, "STEP_ROOM", 64)
+    for tokens in (9, 62, 63, 100, 126):
+        tiny.generate(tiny.ids("x" * tokens), 2)
+    assert rooms == [64, 64, 128, 128, 128]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_with_layers_of_another_kind_answers_with_its_own_cache(tiny_folder: Path, tmp_path: Path) -> None:
+    """Its convolutions keep a state, which is no cache of keys; its attention layers stay sparse."""
+    config = transformers.Lfm2Config(
+        vocab_size=256, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, layer_types=["conv", "full_attention"], max_position_embeddings=2048, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tiny_folder).save_pretrained(tmp_path)
+    model = LanguageModel.load(str(tmp_path), None, torch.device("cpu"), silent)
+    model.use(Attention("pyramid", "top_k=1", json.dumps({"block_size": 8, "query_tile": 8, "top_k": 1})))
+    attention_interface.reset_usage()
+    assert len(model.generate(model.ids("once upon a time there was a block of keys"), 3)) == 3
+    used = attention_interface.usage()
+    assert (used.sparse_calls, used.step_calls) == (3, 0)
+    with pytest.raises(UserError, match="the model has layers of type conv, which hold no keys and values"):
+        attention_interface.decoding_cache(model.network, 64)

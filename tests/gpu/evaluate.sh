@@ -6,7 +6,8 @@
 # In a shell that prepare.sh made ready, with transformers, tokenizers, gguf, accelerate and safetensors among the WHEELS; no
 # network. Each PART is one process; they run side by side until MINUTES (7.5 unless set) are over, and each ends with a whole run
 # folder: OUT/smollm2-TASK. What is not done by then is done when the same command is repeated. Without any PART it is the second
-# group, nine processes. Each part starts its attentions at another one, so that their kernels are compiled once and not nine times.
+# group, nine processes. Each of these starts its attentions at another one, so that their kernels are compiled once and not nine
+# times; the order is the part's own, so any of them may be repeated alone.
 #
 # What is in results/reference:
 #     perplexity    8k windows of two texts, nine attentions, four budgets, in float32; then associative recall, and the two
@@ -39,14 +40,20 @@ out=$(CDPATH='' cd -- "$1" && pwd)
 PYRAMIDBENCH_MODELS=$(CDPATH='' cd -- "$2" && pwd)
 export PYRAMIDBENCH_MODELS HF_HUB_OFFLINE=1 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" TOKENIZERS_PARALLELISM=false
 shift 2
-[ $# -gt 0 ] || set -- needle-long key-long queries four variables words zero eights-1 eights-2
+group="needle-long key-long queries four variables words zero eights-1 eights-2"
+# shellcheck disable=SC2086 - a list of words
+[ $# -gt 0 ] || set -- $group
 ends=$(($(date +%s) + $(printf '%.0f' "$(echo "${MINUTES:-7.5} 60" | awk '{print $1 * $2}')")))
 sets=social_iqa,winogrande,quartz,goal_inference,winowhy
 all=dense,pyramid,pyramid:paper,pyramid:fast,flat,flat:exact,exact_topk,sliding_window,random_blocks
 
-# rotate: the first method of `all` goes to its end
+# rotate PART: as many of the first methods of `all` go to its end as parts of the group come before this one
 rotate() {
-    all=${all#*,},${all%%,*}
+    case " $group " in *" $1 "*) ;; *) return ;; esac
+    for other in $group; do
+        [ "$other" != "$1" ] || return 0
+        all=${all#*,},${all%%,*}
+    done
 }
 
 # ask NAME TASKS FLAGS: one evaluation until the time is over
@@ -60,6 +67,7 @@ ask() {
 }
 
 part() {
+    rotate "$1"
     case $1 in
     perplexity)
         ask perplexity perplexity --text emma,python-stdlib --length 8k --samples 3 --keep 10%,5%,20%,40% --dtype float32
@@ -108,7 +116,6 @@ running=
 for name in "$@"; do
     part "$name" >"$out/$name.log" 2>&1 &
     running="$running $!"
-    rotate
 done
 failed=0
 for process in $running; do

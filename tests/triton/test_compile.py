@@ -65,14 +65,15 @@ def walk(
     rows: int = 16,
     query_tile: int = 128,
     children: bool = False,
+    pooled: bool = False,
 ) -> Case:
     from pyramidbench.kernels import route_walk
 
     constants = {"GROUP": heads, "QUERY_TILE": query_tile, "BLOCK_SIZE": 64, "HEAD_DIM": 128, "BLOCK_D": 128}
     constants |= {"BRANCHING": 2, "SLOTS": slots, "CHUNK": route_walk.WALK_CHUNK, "HEADS": heads, "ROWS": rows}
-    constants |= {"SCORE_ROWS": rows, "HAS_BOUNDS": True, "IS_CAUSAL": True, "IS_POOLED": False, "SUMMED": summed}
+    constants |= {"SCORE_ROWS": rows, "HAS_BOUNDS": True, "IS_CAUSAL": True, "IS_POOLED": pooled, "SUMMED": summed}
     constants |= {"CHILDREN": children, "WITH_FORCED": summed, "FORCED_IN_BUDGET": False, "RESUMES": summed}
-    pointers = {"q_ptr": "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
+    pointers = {"q_ptr": "*fp32" if pooled else "*bf16", "nodes_ptr": "*bf16", "score_ptr": "*fp32", "scale": "fp32"}
     return Case(name, lambda: route_walk._walk, pointers, constants, 1, route_walk.WALK_STAGES)
 
 
@@ -416,6 +417,7 @@ CASES = {
         walk, slots=64, summed=False, heads=16, rows=1, query_tile=1, children=True
     ),
     "walk-paper": partial(walk, slots=256, summed=False, children=True),
+    "walk-paper-mean-query": partial(walk, slots=256, summed=False, heads=4, rows=4, children=True, pooled=True),
     "scores-mean-query": partial(scores, rows=1),
     "scores-mean-query-fp32": partial(scores, rows=1, dtype="fp32"),
     "scores-head-dim-256": partial(scores, rows=1, dim=256),

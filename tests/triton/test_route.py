@@ -131,7 +131,7 @@ def test_the_children_of_open_nodes_are_held_apart(case: Case, device: str, monk
     assert seen == [True, True]
 
 
-@named(SMALL[:1] + SMALL[6:7])
+@named([case for case in SMALL if case.name in ("mean-group-2", "rows-exact", "children-mean")])
 def test_small_half(case: Case, device: str) -> None:
     # Seed 0 holds a near-tie (two blocks at 2.24679) in the first case.
     assert differing_rows(case, torch.float16, device, seed=1) == 0
