@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, pad
 
+from pyramidbench.kernels.products import logits, operand
 from pyramidbench.tiling import Tiling
 
 
@@ -34,14 +35,13 @@ def probe_lines(q: Tensor, k: Tensor, starts: Sequence[int], rows: int, scale: f
 
     q: [g, N, D], the heads that read the keys k [N, D].
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
     start = torch.tensor(starts, device=q.device)
     row = start[:, None] - rows + torch.arange(rows, device=q.device)
     key = torch.arange(max(starts), device=q.device)
-    queries = q[:, row].to(wide) * scale
+    queries = q[:, row]
     # of shape [g, P, rows, n]
-    logits = (queries.flatten(0, 2) @ k[: len(key)].to(wide).mT).unflatten(0, queries.shape[:3])
-    weights = logits.masked_fill_(key > row[..., None], -torch.inf).softmax(-1)
+    seen = logits(operand(queries.flatten(0, 2)), operand(k[: len(key)]), scale).unflatten(0, queries.shape[:3])
+    weights = seen.masked_fill_(key > row[..., None], -torch.inf).softmax(-1)
     # Sums along diagonals count distances from the last key on; a probe's own are counted from its end.
     shift = key + len(key) - start[:, None]
     slash = _sum_diagonals(weights).gather(-1, shift.clamp(max=len(key) - 1).expand(q.shape[0], -1, -1))
