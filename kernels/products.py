@@ -1,7 +1,7 @@
 """Logits in torch with fp32 sums: 16-bit operands meet in a GPU's matrix units as they are, others in their own precision.
 
 Widened to fp32 first, the same products run on the vector units: on an H200 67 TFLOP/s by the datasheet, where a large product
-of bf16 runs at 768 (docs/performance.md). The products of 16-bit numbers are exact in fp32, so only the order of the sums differs.
+of bf16 runs at 768 (docs/performance.md). Products of 16-bit numbers are exact in fp32: only the order of the sums differs.
 """
 
 from __future__ import annotations

@@ -17,7 +17,9 @@ SHAPES = [((5, 8), (7, 8)), ((2, 3, 5, 8), (2, 3, 7, 8))]
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_logits_are_those_of_the_wide_operands(shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype) -> None:
+def test_logits_are_those_of_the_wide_operands(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]], dtype: torch.dtype
+) -> None:
     rows, keys = (torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype) for shape in shapes)
     found = logits(operand(rows), operand(keys), 0.3)
     assert found.dtype == torch.promote_types(dtype, torch.float32)
