@@ -25,9 +25,9 @@ class XAttention(ShareMethod):
     tile, added up in each block, estimates the block's share of the attention.
     Parameters besides blocks and tiles: stride, top_p (preset `top_k`: none, and the K best blocks are kept), head_reduce.
     Cost: 2·D·H·M·N/(2·stride) for the sums, attention 4·D·H·(attended pairs).
-    Differs from the source: p is taken of the attention before a tile's first query, so that no later key moves a choice;
-    sink and local blocks are always kept; one p for all heads where the source may search one for each; blocks of 64 where
-    it has 128.
+    Differs from the source: p is taken of the attention before a tile's first query, where it counts the squares up to a row's
+    own, so that no later key moves a choice; a local block besides the tile's own is kept by force; one p for all heads where
+    the source may search one for each; blocks of 64 where it has 128.
     """
 
     source: ClassVar[str] = "XAttention, arXiv 2503.16428, section 2"
