@@ -97,8 +97,10 @@ class ProbedMethod(TorchMethod):
         read = problem.batch * problem.kv_heads * sum(starts) * problem.head_dim * problem.itemsize
         route = StageCost("route", 2.0 * problem.head_dim * heads * probed + panel, read + 4.0 * panel)
         one = problem.group * self.probe_rows * problem.seq_len_kv
-        # Logits, their softmax and two copies on the way to its diagonals; the patterns.
-        lines = 16.0 * max(one, min(self.chunk_elements(problem), len(starts) * one))
-        lines += 12.0 * heads * len(starts) * tiling.blocks
-        held, _, lists = self.workspace(problem, 4 * panel)
-        return Cost((route, self.attend_cost(problem)), held + lines, 0.0, lists)
+        # Before there are scores of tiles: logits, their softmax and two copies on the way to its diagonals.
+        chunk, lists = self.chunk_elements(problem), self.lists_bytes(problem)
+        probes = 16.0 * max(one, min(chunk, len(starts) * one))
+        scores = 24.0 * min(panel, chunk) + lists
+        patterns = 12.0 * heads * len(starts) * tiling.blocks
+        held = patterns + lists + max(probes, scores, self.attend_bytes(problem))
+        return Cost((route, self.attend_cost(problem)), held, 0.0, lists)

@@ -13,6 +13,7 @@ from pyramidbench.kernels.pools import run_means
 from pyramidbench.kernels.probed_method import ProbedMethod
 from pyramidbench.kernels.share_method import Share
 from pyramidbench.kernels.top_p import top_p_blocks
+from pyramidbench.method import NonNegative
 from pyramidbench.problem import Problem
 
 
@@ -24,8 +25,9 @@ class FlexPrefill(ProbedMethod):
     divergence below `divergence`) is query-aware: each tile keeps the fewest blocks whose shares reach p. Any other head is
     vertical-slash: the keys that reach p of the probe, strongest first, are counted, a block more than they fill is the number
     of block columns that it keeps, the first and those of the largest sums; in the same way block distances, the nearest and
-    those of the largest sums.
-    Parameters besides blocks and tiles: top_p (γ), divergence (τ), probe_rows, probe_every (queries between probes).
+    those of the largest sums. Of both, every head keeps the best ones that come to `min_budget` keys.
+    Parameters besides blocks and tiles: top_p (γ), divergence (τ), min_budget, probe_rows, probe_every (queries from probe to
+    probe).
     Cost: 2·D·H·probe_rows·N per probe, 2·D·H·(M/tile)·n₁/2 for the means, attention 4·D·H·(attended pairs).
     Differs from the source: it probes with the last queries of the prompt, so that early queries choose by later keys; here a
     tile goes by the newest probe before it, and tiles before the first keep everything. p of a query-aware head holds for each
@@ -37,6 +39,7 @@ class FlexPrefill(ProbedMethod):
 
     top_p: Share = 0.9
     divergence: Share = 0.1
+    min_budget: NonNegative = 1024
 
     @property
     def adaptive(self) -> bool:
@@ -52,15 +55,16 @@ class FlexPrefill(ProbedMethod):
         tiling = self.tiling(problem)
         by_column, by_distance = (over_blocks(sums, tiling) for sums in (lines.vertical, lines.slash))
         aware = self._query_aware(q, summary, starts, by_column, problem)[..., None]
-        columns = _largest(by_column, self._filled(lines.vertical))
-        distances = _largest(by_distance, self._filled(lines.slash))
-        return columns & ~aware, distances & ~aware, aware
+        columns = _largest(by_column, self._filled(lines.vertical, aware))
+        distances = _largest(by_distance, self._filled(lines.slash, aware))
+        return columns, distances, aware
 
-    def _filled(self, sums: Tensor) -> Tensor:
-        """One block more than is filled by the lines that hold top_p of all, strongest first: int64 [g, P, 1]."""
+    def _filled(self, sums: Tensor, aware: Tensor) -> Tensor:
+        """How many blocks a head keeps: one more than is filled by the lines that hold top_p of all, strongest first, and no
+        fewer than the least, which is also what a query-aware head keeps: int64 [g, P, 1]."""
         held = sums.sort(dim=-1, descending=True).values.cumsum(-1)
         counted = (held <= self.top_p * sums.sum(-1, keepdim=True)).sum(-1, keepdim=True) + 1
-        return counted // self.block_size + 1
+        return (counted // self.block_size + 1).masked_fill(aware, 0).clamp(min=-(-self.min_budget // self.block_size))
 
     def _query_aware(self, q: Tensor, summary: Tensor, starts: list[int], true: Tensor, problem: Problem) -> Tensor:
         """Which heads the means describe well: bool [g, P]. true: the probes' attention by block, [g, P, blocks]."""

@@ -28,7 +28,7 @@ class SpargeAttn(ShareMethod):
     p and one similarity for all heads where the source tunes them for each; sink and local blocks are always kept; p is taken
     of the blocks before a tile's first query, and the block that reaches it is kept, where the source stops before that one;
     keys are compared as they are, without taking the mean of all keys off; the mean cosine is that of its code, where the paper
-    divides by the largest product; tiles of 64 by default where it has 128; preset `top_k` has a K where the source has a share.
+    divides by the largest product; tiles of 64 by default where it has 128; `top_k` has a K where the source has a share.
     """
 
     source: ClassVar[str] = "SpargeAttn, arXiv 2502.18137, section 3.2"

@@ -9,7 +9,7 @@ import pytest
 
 # Key j < 8 is 50 times the unit vector j, but key 3, which is the opposite of key 2: block 1 has the mean 0.
 KEYS = [[[50.0 * (i == j) - 50.0 * ((i, j) == (2, 3)) for i in range(8)] for j in range(16)]]
-SIZES = {"block_size": 2, "query_tile": 2, "probe_rows": 2, "probe_every": 8}
+SIZES = {"block_size": 2, "query_tile": 2, "probe_rows": 2, "probe_every": 8, "min_budget": 0}
 
 
 def asking(*asked: tuple[int, int, float]) -> list[list[float]]:
@@ -56,6 +56,20 @@ def test_and_a_block_distance_more_than_its_distances_fill(
     sizes = {**SIZES, "query_tile": tile}
     (tiles,) = kept("flexprefill", [SLASHES], KEYS, top_p=0.9, **NO_HEAD_IS_AWARE, **sizes)
     assert tiles[row] == blocks
+
+
+@pytest.mark.parametrize(("least", "blocks"), [(2, [0, 6]), (3, [0, 1, 4, 6]), (5, [0, 1, 2, 4, 5, 6])])
+def test_every_head_keeps_the_least_of_columns_and_of_distances(
+    least: int, blocks: list[int], kept: Callable[..., list[list[list[int]]]]
+) -> None:
+    # p = 0 needs no more than the first block column and the nearest distance. 3 keys are two blocks: block 1 too, with key 2,
+    # and block distance 2, which holds slash 5 and leads from block 6 to 4. 5 keys are three: of what holds nothing the lowest,
+    # block 2, and distance 1, which leads to block 5.
+    (tiles,) = kept("flexprefill", [COLUMNS], KEYS, top_p=0.0, **NO_HEAD_IS_AWARE, **{**SIZES, "min_budget": least})
+    assert tiles[6] == blocks
+    # A head that goes by its means keeps them too; with p = 0 it keeps no more.
+    (tiles,) = kept("flexprefill", [COLUMNS], KEYS, top_p=0.0, divergence=1.0, **{**SIZES, "min_budget": least})
+    assert tiles[6] == blocks
 
 
 def test_each_head_decides_for_itself(kept: Callable[..., list[list[list[int]]]]) -> None:
