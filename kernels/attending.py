@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -108,9 +109,11 @@ class TorchMethod(AttendingMethod):
         return backends.attend_bytes(problem, self.tiling(problem), sets, longest, self.attend_backend(problem))
 
     def longest_list(self, problem: Problem) -> int:
-        """Blocks that a tile lists at most."""
+        """Blocks that a tile lists at most: one of the last does, since how tiles lie on blocks repeats."""
         tiling = self.tiling(problem)
-        forced = tiling.forced(torch.arange(tiling.tiles), self.sinks(problem), self.locals(problem))
+        last = self.block_size // gcd(self.block_size, self.query_tile) + 1
+        tile = torch.arange(max(0, tiling.tiles - last), tiling.tiles)
+        forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
         ranked = tiling.blocks if self.adaptive else ranked_count(self.top_k, forced, self.forced_in_budget)
         return int((forced.count() + ranked).clamp(max=tiling.blocks).max())
 

@@ -50,15 +50,22 @@ def pool_shares(
         seen = torch.full_like(panels.tile, tiling.seq_len_kv)
         if tiling.causal:
             seen = tiling.first_position(panels.tile) + 1
-        used = int((ends <= seen.max()).sum())
+        # The first `every` pools all of these tiles see, and the first `used` some of them.
+        every, used = (ends <= torch.stack(seen.aminmax())[:, None]).sum(-1).tolist()
         sees = ends[:used] <= seen[..., None]
-        yield panels.tile.flatten(), _shares(q, pools[:used], panels, sees, scale).flatten(0, 1)
+        yield panels.tile.flatten(), _shares(q, pools[:used], panels, sees, every, scale).flatten(0, 1)
 
 
-def _shares(q: Tensor, pools: Tensor, panels: Panels, sees: Tensor, scale: float) -> Tensor:
-    """[P, share, pools]; sees: bool of that shape."""
+def _shares(q: Tensor, pools: Tensor, panels: Panels, sees: Tensor, every: int, scale: float) -> Tensor:
+    """[P, share, pools]; sees: bool of that shape, True everywhere in the first `every` columns."""
+    queries = panels.queries(q)
+    # All rows in one product: with dimensions before them torch makes a product of each tile's few rows.
+    rows = queries.flatten(0, 3).to(pools.dtype) * scale
     # of shape [P, share, g, rows, pools]
-    logits = (panels.queries(q).to(pools.dtype) * scale) @ pools.mT
-    shares = logits.masked_fill_(~sees[:, :, None, None], -torch.inf).softmax(-1)
-    none = ~sees.any(-1)[:, :, None, None, None] | ~panels.real[:, :, None, :, None]
-    return shares.masked_fill_(none, 0).sum((2, 3))
+    logits = (rows @ pools.mT).unflatten(0, queries.shape[:4])
+    logits[..., every:].masked_fill_(~sees[:, :, None, None, every:], -torch.inf)
+    shares = logits.softmax(-1)
+    if panels.ragged:
+        shares.masked_fill_(~panels.real[:, :, None, :, None], 0)
+    # A tile that sees no pool has NaN in all of its rows.
+    return shares.sum((2, 3)).masked_fill_(~sees.any(-1, keepdim=True), 0)

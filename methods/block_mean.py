@@ -16,8 +16,9 @@ class BlockMean(CachedWalkMethod):
 
     Every query head has its own set, as in the sources; head_reduce "sum_lse" adds the logits of a group, which then shares
     one. Cost: means of queries and keys, 2·D·H·(M/tile)·n₁/2 for the logits, attention 4·D·H·M·(K + forced)·C.
-    Differs from the sources: MInference ranks after a softmax, which keeps the order; sink and local blocks come on top of
-    K. VSA is not causal, pools cubes of a video, trains, and adds a coarse attention to the output.
+    Differs from the sources: sink and local blocks come on top of K, where MInference ranks the tile's own block like the
+    others (in its paper after a softmax, which keeps the order) and forces none. VSA is not causal, pools cubes of a video,
+    trains, and adds a coarse attention to the output.
     """
 
     source: ClassVar[str] = "MInference block-sparse, arXiv 2407.02490, section 3.2; VSA, arXiv 2505.13389"

@@ -19,16 +19,17 @@ class FlatTopK(CachedWalkMethod):
     """Keeps the K best of all blocks, scoring each block for each query tile: O(N²/C) at token level.
 
     Parameters besides the budget: score ("mean": the logit of the block's mean key; "sub": LogSumExp over the means of
-    `sub_blocks` parts; "exact": the true log-mass), bound_weight (mixes the min/max bound into "mean" and into the
-    pre-filter), candidates (blocks, as a multiple of K, that the mean lets through to a "sub" or "exact" score; None:
-    all), head_reduce, tile_reduce, score_rows as in `pyramid`.
+    `sub_blocks` parts, for every row of the tile, where `subblock` takes means of rows too; "exact": the true log-mass),
+    bound_weight (mixes the min/max bound into "mean" and into the pre-filter), candidates (blocks, as a multiple of K, that
+    the mean lets through to a "sub" or "exact" score; None: all), head_reduce, tile_reduce, score_rows as in `pyramid`.
     Presets: default and `exact` as published baselines use them; `bounds` and `filtered` get every improvement that the
     pyramid has, so that the pyramid is not compared with a straw man.
     Cost: 2·D·H·M·n₁/2 for means (C times that for exact scores), attention as in `pyramid`.
-    Differs from the sources: forced sink and local blocks come on top of K, so that all methods here share one budget.
+    Differs from the source: forced sink and local blocks come on top of K, so that all methods here share one budget; a
+    group's heads and a tile's rows share a set, by sums of LogSumExps (`moba` chooses by query and head, as the source does).
     """
 
-    source: ClassVar[str] = "MoBA, arXiv 2502.13189 (mean keys per block); SubBlock, sgl-project/sglang PR 34148 (sub)"
+    source: ClassVar[str] = "MoBA, arXiv 2502.13189 (mean keys per block)"
     selection_cost: ClassVar[str] = "O(N²/C)"
     presets: ClassVar[Mapping[str, Mapping[str, object]]] = {
         "default": {},

@@ -39,13 +39,15 @@ class SlidingWindow(TorchMethod):
         tile = torch.arange(tiling.tiles, device=q.device)
         forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))
         window = ranked_count(self.top_k, forced, self.forced_in_budget)
-        listed = replace(forced, local_start=(forced.local_start - window).clamp(min=0)).list()
-        yield listed.expand(k.shape[0], k.shape[1], -1, -1)
+        listed = replace(forced, local_start=(forced.local_start - window).clamp(min=0)).list(
+            self.longest_list(problem)
+        )
+        yield listed.to(torch.int32).expand(k.shape[0], k.shape[1], -1, -1)
 
     def cost(self, problem: Problem) -> Cost:
         lists = self.lists_bytes(problem)
         route = StageCost("route", 0.0, 4.0 * problem.batch * problem.kv_heads * self.planned(problem).listed)
-        # One set is made in int64, a few numbers an entry, and then written for all.
+        # One set is made in int64, a few numbers an entry, and once it is int32 it is written for all.
         made = 8.0 * lists / (problem.batch * problem.kv_heads)
         return Cost((route, self.attend_cost(problem)), lists + max(made, self.attend_bytes(problem)), 0.0, lists)
 

@@ -26,8 +26,9 @@ class SpargeAttn(ShareMethod):
     judges no tile. Cost: 2·D·H·(M/tile)·n₁/2 for the logits, 2·N·D to compare, attention 4·D·H·(attended pairs).
     Differs from the source: only the choice, without its second, online skip of products P·V and without quantisation; one
     p and one similarity for all heads where the source tunes them for each; sink and local blocks are always kept; p is taken
-    of the blocks before a tile's first query; keys are compared as they are, without taking the mean of all keys off; the mean
-    cosine is that of its code, where the paper divides by the largest product; tiles of 64 by default where it has 128.
+    of the blocks before a tile's first query, and the block that reaches it is kept, where the source stops before that one;
+    keys are compared as they are, without taking the mean of all keys off; the mean cosine is that of its code, where the paper
+    divides by the largest product; tiles of 64 by default where it has 128; `top_k` has a K where the source has a share.
     """
 
     source: ClassVar[str] = "SpargeAttn, arXiv 2502.18137, section 3.2"

@@ -34,10 +34,14 @@ class Forced:
         """Number of distinct forced blocks, int64 [T]."""
         return self.sink_end + (self.local_end - torch.maximum(self.local_start, self.sink_end)).clamp(min=0)
 
-    def list(self) -> Tensor:
-        """The forced blocks in ascending order, padded with -1, int64 [T, widest]."""
+    def list(self, width: int | None = None) -> Tensor:
+        """The forced blocks in ascending order, padded with -1, int64 [T, width].
+
+        width: blocks that no tile has more of; without it the most that one has, for which a GPU is waited for.
+        """
         start = torch.maximum(self.local_start, self.sink_end)
-        width = int(self.count().max()) if self.sink_end.numel() else 0
+        if width is None:
+            width = int(self.count().max()) if self.sink_end.numel() else 0
         step = torch.arange(width, device=self.sink_end.device)
         block = torch.where(step < self.sink_end[:, None], step, start[:, None] + step - self.sink_end[:, None])
         return block.masked_fill(step >= self.count()[:, None], -1)

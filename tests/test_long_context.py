@@ -23,7 +23,7 @@ SCRIPTS = Path(__file__).parent / "gpu"
 LONGEST = 262144
 BY_RULE_IN_TORCH = {
     "nsa", "infllm2", "vertical_slash", "xattention", "xattention:top_k", "spargeattn", "spargeattn:top_k", "flexprefill",
-    "sliding_window", "random_blocks",
+    "subblock", "sliding_window", "random_blocks",
 }  # fmt: skip
 
 

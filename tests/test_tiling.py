@@ -118,3 +118,14 @@ def test_positions_are_aligned_at_the_end(queries: int, keys: int, first: int, l
 
 def test_visible_pairs_of_a_long_problem_need_no_loop() -> None:
     assert Tiling(1 << 20, 1 << 20, 64, 1, True).visible_pairs() == (1 << 19) * ((1 << 20) + 1)
+
+
+@pytest.mark.parametrize("width", [4, 6])
+def test_forced_blocks_are_listed_in_a_width_that_is_known_beforehand(width: int) -> None:
+    """Of tiles that have at most 4; what is wider is padding."""
+    tiling = Tiling(200, 200, 16, 24, causal=True)
+    forced = tiling.forced(torch.arange(tiling.tiles), 1, 2)
+    narrow = forced.list()
+    assert narrow.shape[-1] == 4
+    assert torch.equal(forced.list(width)[:, :4], narrow)
+    assert bool((forced.list(width)[:, 4:] == -1).all())

@@ -15,6 +15,7 @@ from pyramidbench.kernels.attending import TorchMethod
 from pyramidbench.problem import Problem
 from pyramidbench.rates import expected_memory
 from pyramidbench.registry import create, method_class, method_names, preset_names
+from pyramidbench.selection import ranked_count
 
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 SIZES: dict[str, object] = {"top_k": 3, "block_size": 8, "query_tile": 8}
@@ -29,7 +30,8 @@ PROBES = {"probe_rows": 4, "probe_every": 16}
 
 def made(spec: str) -> TorchMethod:
     probed = PROBES if spec.startswith(("vertical_slash", "flexprefill")) else {}
-    return cast(TorchMethod, create(spec, SIZES | probed))
+    least = {"min_budget": 0} if spec.startswith("flexprefill") else {}
+    return cast(TorchMethod, create(spec, SIZES | probed | least))
 
 
 @pytest.mark.parametrize("spec", RULES)
@@ -93,3 +95,22 @@ def test_sets_are_those_of_the_heads_that_share_one() -> None:
     )
     assert own.flops == shared.flops
     assert own.bytes > shared.bytes
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("in_budget", [False, True])
+@pytest.mark.parametrize(("block_size", "tile"), [(8, 1), (8, 12), (8, 16), (5, 3)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (40, 65), (300, 300)])
+def test_the_longest_list_is_that_of_one_of_the_last_tiles(
+    queries: int, keys: int, block_size: int, tile: int, in_budget: bool, causal: bool
+) -> None:
+    problem = Problem(1, 1, 1, queries, keys, 8, 8, "float32", causal, 1.0)
+    for top_k in (0, 2, 50):
+        parameters = {"top_k": top_k, "block_size": block_size, "query_tile": tile, "forced_in_budget": in_budget}
+        method = cast(TorchMethod, create("random_blocks", parameters))
+        q, k = (torch.zeros(1, 1, length, 8) for length in (queries, keys))
+        assert int(method.select(q, k, problem).counts.max()) <= method.longest_list(problem)
+        tiling, all_tiles = method.tiling(problem), torch.arange(method.tiling(problem).tiles)
+        forced = tiling.forced(all_tiles, method.sinks(problem), method.locals(problem))
+        most = (forced.count() + ranked_count(top_k, forced, in_budget)).clamp(max=tiling.blocks)
+        assert int(most.max()) == method.longest_list(problem)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyramidbench.kernels.pools import pool_means, pool_shares, run_means
 from pyramidbench.kernels.representatives import representative_pyramid
@@ -45,6 +49,30 @@ def test_shares_are_a_softmax_over_the_pools_that_the_first_row_sees(tile: int, 
         expected = logits.softmax(-1).sum((0, 1)) if seen else torch.zeros(0, dtype=torch.float64)
         torch.testing.assert_close(found[number, :seen], expected)
         assert bool((found[number, seen:] == 0).all())
+
+
+class Products(TorchDispatchMode):
+    """The matrix products that are called, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.called: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            self.called.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tile", [1, 5])
+def test_all_rows_meet_the_pools_in_one_product(tile: int) -> None:
+    """A batched one, of each tile's rows apart, would read the pools anew for each of them."""
+    tiling = Tiling(23, 23, 4, tile, causal=True)
+    with Products() as products:
+        (_,) = pool_shares(X[0], pool_means(X[1, 0], 2, 2), tiling, 2, 2, 0.5, None, 1 << 20)
+    assert products.called == ["mm"]
 
 
 def test_representatives_are_middle_keys_and_the_ragged_end_has_one_too() -> None:

@@ -38,7 +38,7 @@ PROBES = {"probe_rows": 4, "probe_every": 16}
 SMALL: dict[str, dict[str, object]] = {
     "xattention": {"stride": 4},
     "vertical_slash": PROBES,
-    "flexprefill": PROBES,
+    "flexprefill": PROBES | {"min_budget": 0},
     "spargeattn": {"similarity": 0.0},
 }
 """Parameters that are sizes in tokens, where the defaults are longer than the tensors here; and the demand that a block's keys

@@ -22,11 +22,14 @@ def test_probes_end_where_lengths_double_and_then_evenly() -> None:
     assert probe_starts(40, 5, 16) == [5, 10, 16, 32]
 
 
-def test_lines_are_sums_over_the_rows_of_the_probe() -> None:
-    q, k = (torch.tensor(x, dtype=torch.float64)[None] for x in (QUERIES, KEYS))
-    lines = probe_lines(q, k, 8, 2, 1.0)
-    torch.testing.assert_close(lines.vertical[0, 0], torch.tensor([0, 1, 1, 0, 0, 0, 0, 0], dtype=torch.float64))
-    torch.testing.assert_close(lines.slash[0, 0], torch.tensor([0, 0, 0, 0, 0, 2, 0, 0], dtype=torch.float64))
+def test_lines_are_sums_over_the_rows_of_each_probe() -> None:
+    q, k = (torch.tensor(x, dtype=torch.float64)[None, 0] for x in (QUERIES, KEYS))
+    lines = probe_lines(q, k[0], [2, 8], 2, 1.0)
+    # Rows 0 and 1 ask 0: row 0 looks at key 0, and row 1 at both.
+    vertical = [[1.5, 0.5, 0, 0, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0, 0, 0]]
+    slash = [[1.5, 0.5, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 2, 0, 0]]
+    for found, expected in ((lines.vertical, vertical), (lines.slash, slash)):
+        torch.testing.assert_close(found[0], torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

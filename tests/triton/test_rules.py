@@ -76,11 +76,12 @@ def test_kernels_choose_what_the_twin_chooses_at_length(named: str, dtype: torch
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("spec", TORCH)
-def test_torch_rules_choose_on_the_device_what_they_choose_on_a_cpu(spec: str, device: str) -> None:
+def test_torch_rules_choose_on_the_device_what_they_choose_on_a_cpu(spec: str, dtype: torch.dtype, device: str) -> None:
     """And within the memory that the cost names, lists and a chunk of scores; attention runs in the kernel."""
     method = cast(BlockMethod, create(spec, {"query_tile": 64}))
-    q, k = tensors(4, 2, 4096, 64, device, torch.float32)
+    q, k = tensors(4, 2, 4096, 64, device, dtype)
     problem = Problem.of(q, k, causal=True, scale=None)
     on_device = method.select(q, k, problem)
     on_cpu = method.select(q.cpu(), k.cpu(), Problem.of(q.cpu(), k.cpu(), causal=True, scale=None))
