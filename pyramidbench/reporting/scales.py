@@ -93,5 +93,5 @@ WRITERS: dict[str, Callable[[float], str]] = {
     "count": integer,
     "ms": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
     "plain": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
-    "ratio": lambda value: f"{value:.3g}×",
+    "ratio": lambda value: f"{value:.3g}×" if value >= 1 else f"1/{1 / value:.3g}×",
 }

@@ -18,7 +18,7 @@ from pyramidbench.reporting.figure import Figure
 from pyramidbench.reporting.figures import figures
 from pyramidbench.reporting.hover import cell_texts, repeat
 from pyramidbench.reporting.page import PATHS, embedded
-from pyramidbench.reporting.palette import BOUND_MARKERS, FAVOURED, OTHERS
+from pyramidbench.reporting.palette import BOUND_MARKERS, DENSE_MARKERS, FAVOURED, MARKERS
 from pyramidbench.suite import suite_from_flags
 
 NAMES = ("tradeoff", "scaling", "stages", "stages-levels", "memory", "quality", "recall-length", "budget", "levels", "heads",
@@ -55,7 +55,7 @@ def test_colours_are_variables_that_the_page_sets(drawn: dict[str, Figure]) -> N
 
 
 def test_every_marker_has_a_symbol_and_a_path() -> None:
-    used = {marker for _, marker in [*FAVOURED.values(), *OTHERS]} | set(BOUND_MARKERS) | {"o"}
+    used = {marker for _, marker in FAVOURED.values()} | set(MARKERS) | set(BOUND_MARKERS) | set(DENSE_MARKERS)
     assert used <= set(SHAPES) == set(PATHS)
     assert len(set(PATHS.values())) == len(PATHS)
 
