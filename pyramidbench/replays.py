@@ -1,7 +1,7 @@
 """Steps of decoding by their replays as a CUDA graph, as engines that generate run them, wherever times are compared.
 
-A step is a few kernels of microseconds, and a call of it lasts as long as the host needs to launch them: by that clock all methods
-take the same time, and none beats dense attention.
+A step is a few kernels of microseconds, and a call of it lasts as long as the host needs to launch them: by that clock all
+methods take the same time, and none beats dense attention.
 """
 
 from __future__ import annotations

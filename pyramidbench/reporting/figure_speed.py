@@ -34,8 +34,8 @@ STEP_SCALING = Heading("scaling", "time", "Time of one decoding step by length")
 FRONTIER = "Up and to the right is better. Dashed: the frontier of what nothing beats in both, bounds apart."
 A_STEP = "A step: one layer's attention for the newest token of each sequence."
 REPLAYED = (
-    "Where launching takes the host about as long as the step itself, times are of the step replayed as a CUDA graph, as engines "
-    "run it."
+    "Where launching takes the host about as long as the step itself, times are of the step replayed as a CUDA graph, as "
+    "engines run it."
 )
 
 

@@ -75,9 +75,7 @@ def by_levels(subject: Subject) -> Figure | NoFigure:
     rows = rows.assign(panel=rows["seq_len_kv"].map(at_length), shown=shown, row="")
     time = unit_of(rows["latency_s"])
     axes = dict.fromkeys(rows["panel"].unique(), _axis(time))
-    return BY_LEVELS.figure(
-        subject, "bars", _about(rows), None, axes, [_stage_bars(rows, time)], notes=_notes(rows)
-    )
+    return BY_LEVELS.figure(subject, "bars", _about(rows), None, axes, [_stage_bars(rows, time)], notes=_notes(rows))
 
 
 def _staged(subject: Subject) -> pd.DataFrame:

@@ -1,5 +1,5 @@
-"""The look of a method: one colour and one marker, the same in every figure. Colours after Okabe and Ito: families of methods are
-told apart by people with any kind of colour vision; the marker says the same again, and which of a family it is."""
+"""The look of a method: one colour and one marker, the same in every figure. Colours after Okabe and Ito: families of methods
+are told apart by people with any kind of colour vision; the marker says the same again, and which of a family it is."""
 
 from __future__ import annotations
 

@@ -389,7 +389,9 @@ def test_a_decoding_step_is_shown_by_its_replay(shown_run: pd.DataFrame) -> None
 
 def test_methods_far_slower_than_the_fastest_have_a_scale_of_their_own(shown_run: pd.DataFrame) -> None:
     slow = shown_run["method"] == "flat:exact"
-    times = {name: shown_run[name].where(~slow, 40 * shown_run[name].astype(float)) for name in ("latency_s", "route_s")}
+    times = {
+        name: shown_run[name].where(~slow, 40 * shown_run[name].astype(float)) for name in ("latency_s", "route_s")
+    }
     stages = next(figure for figure in defined(shown_run.assign(**times)) if figure.name == "stages")
     assert isinstance(stages, Figure)
     alone = stages.data[stages.data["row"] != stages.data["row"].iloc[0]]
