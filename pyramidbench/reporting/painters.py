@@ -104,7 +104,7 @@ def paint_tradeoff(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides
         _named_points(axes, data, series, obstacles)
         return
     _crowd(axes, data, series)
-    best = data[data["frontier"]]
+    best = data[data["frontier"]].drop_duplicates("shown")
     named = [Label(one_line(row["shown"]), (row["x"], row["y"]), INK) for row in best.to_dict("records")]
     place(axes, named, [*obstacles, *zip(data["x"], data["y"])])
 
@@ -138,10 +138,11 @@ def paint_roofline(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides
 
 
 def _along_roof(axes: Axes, guide: Guide, points: list[Point]) -> list[Point]:
-    """The name of a roof, written along it where the fewest points are; returns the places that it takes."""
+    """The name of a roof, written along it: at the end of a flat one, on a slope where the fewest points are; returns the
+    places that it takes."""
     (x0, y0), (x1, y1) = (to_points(axes, corner) for corner in guide.corners)
     length, width = math.dist((x0, y0), (x1, y1)), text_size(axes, guide.label, 9)[0]
-    tries = [min(share, max(0.0, 1 - width / length)) for share in (1.0, 0.02, 0.3, 0.6)]
+    tries = [1 - width / length] if y0 == y1 else [0.02, 0.3, 0.55]
     middles = [share + width / length / 2 for share in tries]
     near = [
         sum(math.dist(point, (x0 + at * (x1 - x0), y0 + at * (y1 - y0))) < width / 2 + 8 for point in points)
