@@ -143,6 +143,8 @@ def test_one_suite_and_one_input_are_shown(command: Command) -> None:
         (["sweep", "--seed", "-1", "--seq", "64"], ["--seed", "0"]),
         (["sweep"], ["no suite and no lengths", "--seq 4k..64k"]),
         (["sweep", "smok"], ["unknown suite 'smok'", "Did you mean 'smoke'"]),
+        (["sweep", "dense", "pyramid"], ["extra argument", "`pyramidbench sweep --help` says what is accepted"]),
+        (["list"], ["nothing to list was named", "methods, suites, inputs"]),
         (["sweep", "gone.toml"], ["gone.toml", "cannot be read"]),
         (["sweep", "smoke", "--top-k", "4"], ["suite 'smoke' has its own axes", "--top-k"]),
         (["sweep", "methods", "--seq", "3k"], ["suite 'methods' has no length of 3k", "16k, 64k, 256k"]),
