@@ -47,7 +47,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point of the command: a user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="pyramidbench", standalone_mode=False)
     except UserError as error:
         code = _fail(str(error), error.exit_code)
     except USAGE_ERROR as error:

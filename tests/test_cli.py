@@ -183,7 +183,6 @@ def test_one_suite_and_one_input_are_shown(command: Command) -> None:
         (["list", "methods", "piramid"], ["'piramid'", "Did you mean 'pyramid'"]),
         (["list", "suites", "smok"], ["Did you mean 'smoke'"]),
         (["list", "inputs", "topic"], ["Did you mean 'topics'"]),
-        (["list"], ["argument"]),
         (["report", "nowhere"], ["'nowhere' is no run"]),
         (["report"], ["argument"]),
         (["capture", "smollm2", "--tokens", "0"], ["--tokens", "0"]),
