@@ -25,6 +25,9 @@ from pyramidbench.rope_scaling import RopeScaling
 FORMAT = "pyramidbench-capture"
 VERSION = "1"
 DTYPE_CODES = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}
+FLOAT_CODES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+"""What a file may hold, whoever wrote it."""
+OWN = "docs/capture.md says how to write tensors of your own"
 
 
 @dataclass(frozen=True)
@@ -194,14 +197,16 @@ def _describe(path: Path, file: Any) -> InputDescription:
         raise UserError(
             f"input '{path}' is no capture of format {FORMAT} {VERSION}: its metadata says "
             f"{text.get('format', 'nothing')} {text.get('version', '')}".rstrip()
-            + "; make one with `pyramidbench capture`."
+            + f"; make one with `pyramidbench capture`, or {OWN}."
         )
     try:
         metadata = CaptureMetadata.from_text(text)
     except (ValidationError, json.JSONDecodeError) as error:
+        raise UserError(f"input '{path}' has wrong metadata ({_faults(error)}); {OWN}.") from None
+    if metadata.heads % metadata.kv_heads:
         raise UserError(
-            f"input '{path}' has wrong metadata ({_one_line(error)}); make it again with `pyramidbench capture`."
-        ) from None
+            f"input '{path}': {metadata.heads} query heads cannot be shared evenly by {metadata.kv_heads} of keys; {OWN}."
+        )
     names = set(file.keys())
     for layer in metadata.layers:
         _check_layer(path, file, names, layer, metadata)
@@ -232,16 +237,23 @@ def _check_layer(path: Path, file: Any, names: set[str], layer: int, metadata: C
         found = tuple(file.get_slice(name).get_shape()) if name in names else None
         if found != shape:
             what = "lacks" if found is None else f"holds as {list(found)}"
-            raise UserError(
-                f"input '{path}' {what} the tensor {name} {list(shape)} that its metadata promises; "
-                "make it again with `pyramidbench capture`."
-            )
+            raise UserError(f"input '{path}' {what} the tensor {name} {list(shape)} that its metadata promises; {OWN}.")
+        code = str(file.get_slice(name).get_dtype())
+        if code not in FLOAT_CODES:
+            raise UserError(f"input '{path}' holds {name} as {code}; accepted: {', '.join(FLOAT_CODES)}.")
 
 
 def _stored_dtype(file: Any, layers: tuple[int, ...]) -> str:
-    codes = {code: str(dtype).removeprefix("torch.") for dtype, code in DTYPE_CODES.items()}
-    code = str(file.get_slice(f"layer.{layers[0]}.k").get_dtype())
-    return codes.get(code, code)
+    return FLOAT_CODES[str(file.get_slice(f"layer.{layers[0]}.k").get_dtype())]
+
+
+def _faults(error: ValidationError | json.JSONDecodeError) -> str:
+    """What is wrong with metadata, key by key."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"a list that is no JSON: {_one_line(error)}"
+    lacking = [str(fault["loc"][0]) for fault in error.errors() if fault["type"] == "missing"]
+    wrong = [f"{fault['loc'][0]} {fault['input']!r}" for fault in error.errors() if fault["type"] != "missing"]
+    return "; ".join([*([f"it lacks {', '.join(lacking)}"] if lacking else []), *wrong])
 
 
 def _one_line(error: Exception) -> str:

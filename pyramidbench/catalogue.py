@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pyramidbench.facts import Facts, facts
 from pyramidbench.inputs import input_summary, synthetic_names, synthetic_summary
-from pyramidbench.registry import all_names, create, method_class, preset_names
+from pyramidbench.registry import all_names, create, method_class, preset_names, split_spec
 from pyramidbench.suite import load_suite, suite_names
 
 What = Literal["methods", "suites", "inputs"]
@@ -52,6 +52,7 @@ def describe_one(what: str, name: str) -> str:
 
 
 def _describe_method(name: str) -> str:
+    name, _ = split_spec(name)
     cls, known = method_class(name), facts(name)
     passes = [
         word

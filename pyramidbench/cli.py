@@ -47,16 +47,21 @@ INTERRUPTED = 130
 def main() -> None:
     """Entry point of the command: a user's mistake is one line on stderr and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], prog_name="pyramidbench", standalone_mode=False)
     except UserError as error:
         code = _fail(str(error), error.exit_code)
     except USAGE_ERROR as error:
-        code = _fail(error.format_message(), 2)
+        code = _fail(f"{error.format_message().rstrip('.')}; {_help(error)} says what is accepted.", 2)
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:
         _fail("interrupted; what was measured is safe, and the same command goes on from there.", INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _help(error: typer.BadParameter) -> str:
+    """The command that explains the one that was used wrongly."""
+    return f"`{error.ctx.command_path if error.ctx else 'pyramidbench'} --help`"
 
 
 def _fail(message: str, code: int) -> int:

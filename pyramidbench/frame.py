@@ -259,8 +259,8 @@ def _setting_text(row: pd.Series, block_size: float | None, queries: int) -> str
     heads, kv_heads = integer(row["heads"]), integer(row["kv_heads"])
     several = "," in str(row["layers"])
     parts = [
-        "" if is_missing(row["run"]) else f"run {one_line(row['run'])}: {one_line(row['input'])}",
-        one_line(row["input"]) if is_missing(row["run"]) else "",
+        "" if is_missing(row["run"]) else f"run {one_line(row['run'])}: input {one_line(row['input'])}",
+        f"input {one_line(row['input'])}" if is_missing(row["run"]) else "",
         "" if is_missing(row["layers"]) else f"mean of layers {row['layers']}" if several else f"layer {row['layers']}",
         f"batch {integer(row['batch'])}",
         f"{heads} heads" if heads == kv_heads else f"{heads}:{kv_heads} heads",
@@ -268,7 +268,7 @@ def _setting_text(row: pd.Series, block_size: float | None, queries: int) -> str
         str(row["dtype"]),
         "causal" if row["causal"] else "not causal",
         str(row["pass"]),
-        f"{queries} queries" if queries else "",
+        f"{queries} quer{'y' if queries == 1 else 'ies'}" if queries else "",
         f"blocks of {integer(block_size)}" if block_size else "",
         "unknown device" if is_missing(row["device"]) else one_line(row["device"]),
     ]

@@ -19,7 +19,7 @@ from pyramidbench.method import Kind
 from pyramidbench.passes import pass_cost
 from pyramidbench.record import MEASURED, Record
 from pyramidbench.sampling import FEWEST_SAMPLES
-from pyramidbench.units import gibibytes, one_line
+from pyramidbench.units import duration, gibibytes, one_line
 
 Verdict = Literal["run", "skipped", "unsupported"]
 
@@ -211,7 +211,7 @@ def _judge(
         calls = _unclocked_calls(cell) + CLOCK_CALLS if cell.timed else CHECKED_CALLS[False]
         calls += CHOOSING_CALLS * estimator.rivals(cell)
         reason = (
-            f"predicted {_seconds(seconds)} for {calls} calls exceeds the cell budget of {_seconds(budget_s)}; "
+            f"predicted {duration(seconds)} for {calls} calls exceeds the cell budget of {duration(budget_s)}; "
             "raise --cell-budget"
         )
     return PlannedCell(cell, "skipped" if reason else "run", reason, seconds, needed)
@@ -238,7 +238,3 @@ def _input_limit(cell: Cell, held: InputDescription | None) -> str | None:
     if cell.seq_len > cell.seq_len_kv:
         return f"a capture has one query for each key; it cannot give {cell.seq_len} queries on {cell.seq_len_kv} keys"
     return None
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

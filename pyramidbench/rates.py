@@ -82,7 +82,8 @@ def check_rate(rate: float, problem: Problem, peak: float | None, measured_again
     if rate > BEYOND_PEAK * best:
         raise GateFailure(
             f"its useful rate of {significant(rate / 1e12)} TFLOP/s is above the device's measured peak of "
-            f"{significant(best / 1e12)}: its time, or its count of operations, is wrong"
+            f"{significant(best / 1e12)}: its time, or its count of operations, is wrong, or "
+            "other programs kept the device busy while the peak was measured"
         )
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from scipy import stats
 
 from pyramidbench.frame import Row, Setting, measured
+from pyramidbench.replays import as_replayed
 from pyramidbench.units import is_missing
 
 STAGES = ("build", "route", "index", "attend", "backward")
@@ -67,8 +68,9 @@ class Scaling:
 
 
 def scalings(setting: Setting) -> list[Scaling]:
-    """The scaling of each method of a setting that was timed at two lengths or more; dense methods first."""
-    rows = measured(setting.rows).dropna(subset=["latency_s"])
+    """The scaling of each method of a setting that was timed at two lengths or more; dense methods first. Steps of decoding
+    go by their replays."""
+    rows = as_replayed(measured(setting.rows).dropna(subset=["latency_s"]))
     found = [_scaling(group) for group in _curves(rows)]
     return sorted((one for one in found if one is not None), key=lambda one: one.kind != "dense")
 

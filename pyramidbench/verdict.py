@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from pyramidbench.comparable import fullest_length, usual_budget
 from pyramidbench.frame import Setting, failed, measured, settings
 from pyramidbench.inputs import CAPTURED
+from pyramidbench.replays import as_replayed
 from pyramidbench.units import integer, is_missing, milliseconds, percent, ratio, share, tokens
 
 GOOD = 0.99
@@ -36,7 +37,8 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     if rivals.empty:
         return Verdict((_nothing(summary),), caveats(summary))
     setting = next(part for part in settings(summary) if part.rows.index.isin(rivals.index).any())
-    rows = _as_replayed(setting.rows.loc[setting.rows.index.isin(rivals.index)])
+    setting = replace(setting, rows=as_replayed(setting.rows))
+    rows = setting.rows.loc[setting.rows.index.isin(rivals.index)]
     timed = rows.dropna(subset=["speedup", "mass_ratio"])
     others = len(settings(summary)) - 1
     scope = (
@@ -49,13 +51,6 @@ def verdict(summary: pd.DataFrame) -> Verdict:
     else:
         sentences = _by_quality(rows, summary)
     return Verdict(sentences, (*caveats(summary), *scope))
-
-
-def _as_replayed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Steps of decoding by the speed of their replays, as engines run them, where they have one."""
-    replayed = (rows["pass"] == "decode") & rows["graph_speedup"].notna()
-    own = {name: rows[name].where(~replayed, rows[f"graph_{name}"]) for name in ("speedup", "dense_method")}
-    return rows.assign(**own)
 
 
 def _nothing(summary: pd.DataFrame) -> str:

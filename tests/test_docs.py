@@ -17,7 +17,7 @@ import torch
 import typer
 from torch import Tensor
 
-from pyramidbench.capture_file import CaptureMetadata
+from pyramidbench.capture_file import CaptureMetadata, describe_capture
 from pyramidbench.cli import app
 from pyramidbench.gate import check_call, check_causal
 from pyramidbench.method import BlockMethod
@@ -139,6 +139,11 @@ def test_a_sweep_from_python_as_in_the_readme(tmp_path: Path) -> None:
     files = {cells[0] for cells in rows("results.md", "Files of a run")}
     there = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     assert there <= set(re.findall(r"`([\w.]+)", " ".join(files)))
+
+
+def test_tensors_of_ones_own_as_in_the_page_about_captures(tmp_path: Path) -> None:
+    run(blocks("capture.md", "python")[0], tmp_path)
+    assert describe_capture(tmp_path / "mine.safetensors").label == "mine:a-batch-of-mine"
 
 
 def test_the_example_method_works(tmp_path: Path, tensors: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> None:

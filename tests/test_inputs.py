@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,5 +180,33 @@ def test_metadata_that_promises_other_tensors(make_capture: MakeCapture) -> None
 
 def test_metadata_of_another_kind(make_capture: MakeCapture) -> None:
     path = make_capture(dataclasses.replace(METADATA, scale="large"))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="wrong metadata"):
+    with pytest.raises(UserError, match=r"wrong metadata \(scale 'large'\); docs/capture\.md says"):
         describe_capture(path)
+
+
+def own_file(tmp_path: Path, *, without: str = "", dtype: torch.dtype = torch.float32, **changed: str) -> Path:
+    """A file as docs/capture.md shows it, with some of its metadata left out or changed."""
+    metadata = METADATA.to_text() | {"layers": "[0]", "tokens": "8", "heads": "4", "kv_heads": "2", "head_dim": "16",
+                                     "head_dim_v": "16"} | changed  # fmt: skip
+    kv_heads = int(metadata["kv_heads"])
+    tensors = {f"layer.0.{name}": torch.ones(1, 4 if name == "q" else kv_heads, 8, 16).to(dtype) for name in "qkv"}
+    path = tmp_path / "own.safetensors"
+    save_file(tensors, path, {key: text for key, text in metadata.items() if key != without})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ({"without": "scale"}, r"wrong metadata \(it lacks scale\)"),
+        ({"kv_heads": "3"}, "4 query heads cannot be shared evenly by 3"),
+        ({"dtype": torch.int32}, r"holds layer\.0\.q as I32; accepted: F16, BF16, F32, F64"),
+    ],
+)
+def test_tensors_of_ones_own_that_cannot_be_used_are_refused_in_a_line(
+    tmp_path: Path, file: dict[str, Any], message: str
+) -> None:
+    assert describe_capture(own_file(tmp_path, dtype=torch.float64)).dtype == "float64"
+    with pytest.raises(UserError, match=message) as caught:
+        describe_capture(own_file(tmp_path, **file))
+    assert "\n" not in str(caught.value)

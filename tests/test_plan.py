@@ -17,6 +17,7 @@ from pyramidbench.methods.dense import Dense
 from pyramidbench.plan import Estimator, PlannedCell, Rates, plan
 from pyramidbench.problem import Problem
 from pyramidbench.record import Record, Status
+from pyramidbench.units import duration
 
 FAST = Rates(flops_per_s=1e15, bytes_per_s=1e15)
 PLENTY = 1e18
@@ -91,7 +92,7 @@ def test_a_cell_over_its_budget_is_skipped_with_the_estimate() -> None:
     assert planned.seconds is not None
     assert planned.seconds > 60
     assert planned.reason == (
-        f"predicted {planned.seconds:.0f} s for 10 calls exceeds the cell budget of 60 s; raise --cell-budget"
+        f"predicted {duration(planned.seconds)} for 10 calls exceeds the cell budget of 60 s; raise --cell-budget"
     )
     assert judge(cell("dense", 16384), rates=slow, budget_s=planned.seconds).runs
 

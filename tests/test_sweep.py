@@ -216,7 +216,7 @@ def test_cells_over_the_budget_are_skipped_with_their_estimate_and_measured_unde
     (skipped,) = sweep(out=tmp_path / "run", cell_budget_s=0.01, **axes).records
     assert skipped.status == "skipped"
     assert skipped.reason is not None
-    assert "exceeds the cell budget of 0.01 s" in skipped.reason
+    assert "exceeds the cell budget of 0.010 s" in skipped.reason
     assert "raise --cell-budget" in skipped.reason
     assert skipped.latency_s is None
     (measured,) = sweep(out=tmp_path / "run", **axes).records

@@ -10,7 +10,7 @@ from pyramidbench.flags import AsJson, Text
 
 
 def list_things(
-    what: Annotated[str, Argument(help="methods, suites or inputs")],
+    what: Annotated[str, Argument(help="methods, suites or inputs")] = "",
     name: Annotated[Text, Argument(help="one of them, in full")] = None,
     markdown: Annotated[bool, Option("--markdown", help="print the methods as a Markdown table")] = False,
     json: AsJson = False,
@@ -22,6 +22,8 @@ def list_things(
     from pyramidbench.reference import facts_markdown
     from pyramidbench.render import show_methods, show_table
 
+    if not what:
+        raise UserError("nothing to list was named. Accepted: methods, suites, inputs.")
     if what not in ("methods", "suites", "inputs"):
         raise unknown("thing to list", what, ("methods", "suites", "inputs"))
     if name is not None:

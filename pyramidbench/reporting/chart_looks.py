@@ -83,7 +83,9 @@ def labels(axis: Axis) -> str:
             "datum.value >= 1048576 && datum.value % 1048576 == 0 ? datum.value / 1048576 + 'm' : "
             "datum.value >= 1024 && datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : datum.value"
         )
-    return "format(datum.value, '~g') + '×'" if axis.ticks == "ratio" else "format(datum.value, '~g')"
+    if axis.ticks == "ratio":
+        return "(datum.value < 1 ? '1/' + format(1 / datum.value, '.3~g') : format(datum.value, '.3~g')) + '×'"
+    return "format(datum.value, '~g')"
 
 
 def config() -> dict[str, Any]:

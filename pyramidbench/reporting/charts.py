@@ -46,6 +46,14 @@ def charts(figure: Figure) -> list[Chart]:
     return made
 
 
+def _rows(figure: Figure, data: pd.DataFrame) -> list[dict[str, Any]]:
+    """The data, and where each mark stands on an axis that marks of all panels share."""
+    rows = values(data)
+    if figure.x is None or figure.kind == "heat":
+        return rows
+    return [row | {"at": at} if "x" in row else row for row, at in zip(rows, chart_lines.places(figure, data["x"]))]
+
+
 def _title(figure: Figure, panel: Panel) -> str:
     if figure.kind == "roofline":
         return ""
@@ -59,7 +67,7 @@ def _spec(chart: alt.LayerChart, data: pd.DataFrame, figure: Figure) -> dict[str
     # Tests hold the specifications to Vega-Lite's schema; here that would take longer than all the rest. What belongs to the
     # whole chart is added as text: each of Altair's methods for it copies the chart with its data.
     spec: dict[str, Any] = chart.to_dict(validate=False)
-    spec.setdefault("datasets", {})[ROWS] = values(data)
+    spec.setdefault("datasets", {})[ROWS] = _rows(figure, data)
     return spec | {
         "params": [{"name": PICKED, "value": ""}],
         "width": "container",

@@ -20,13 +20,19 @@ LINE = 0.235
 def columns_height(figure: Figure) -> float:
     """Inches that the columns need, with the row above them."""
     lines = figure.data.groupby("row", sort=False)["shown"].nunique()
-    return _top(figure) + sum(LINE * (count + 0.6) + PANEL_HEAD for count in lines)
+    between = _scale_height(figure) * (len(lines) - 1)
+    return _top(figure) + between + sum(LINE * (count + 0.6) + PANEL_HEAD for count in lines)
+
+
+def _scale_height(figure: Figure) -> float:
+    """Inches for the numbers of a scale between two blocks: blocks of bars have a scale each."""
+    return 0.22 if figure.kind == "bars" else 0.0
 
 
 def _top(figure: Figure) -> float:
     """Inches above the first block: for the key of the stages, or for headings of two lines."""
     if figure.kind == "bars":
-        return 0.4
+        return 0.6 if figure.data["row"].any() else 0.4
     return 0.35 if any("\n" in panel.name for panel in figure.panels) else 0.05
 
 
@@ -54,13 +60,13 @@ def draw_columns(canvas: Canvas, figure: Figure, top: float) -> None:
                 own = figure.data[figure.data["panel"] == panel.name]
                 most = most_of(own)
                 paint_dot_column(axes, data, names, figure.series, panel.axis.ticks, most)
-            axes.tick_params(left=False, labelleft=column == 0, labelbottom=row == rows[-1])
+            axes.tick_params(left=False, labelleft=column == 0, labelbottom=row == rows[-1] or figure.kind == "bars")
             if row == rows[0]:
                 axes.annotate(panel.name, (0, 1), (0, 24 if row else 10), xycoords="axes fraction",
                               textcoords="offset points", fontsize=9.5)  # fmt: skip
             if row == rows[-1] and panel.axis.label != panel.name:
                 axes.set_xlabel(panel.axis.label, fontsize=9)
-        top += height
+        top += height + _scale_height(figure)
 
 
 def most_of(data: pd.DataFrame) -> float:

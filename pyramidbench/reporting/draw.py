@@ -172,7 +172,7 @@ def _stacked(canvas: Canvas, figure: Figure, top: float) -> None:
 def _names_right(figure: Figure) -> bool:
     """Whether names stand right of the axes: those of lines, and of points where there are many."""
     panels = [data for _, data in figure.data.groupby("panel")]
-    return figure.kind == "lines" or (figure.kind == "tradeoff" and any(map(is_crowded, panels)))
+    return figure.kind == "lines" or any(map(is_crowded, panels))
 
 
 def _right_margin(canvas: Canvas, figure: Figure) -> float:

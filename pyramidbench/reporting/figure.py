@@ -33,6 +33,24 @@ class Axis:
     ticks: Ticks
     log: bool = False
 
+    @property
+    def unit(self) -> str:
+        """What stands in brackets at the end of its label."""
+        return self.label.rpartition("(")[2].rstrip(")") if self.label.endswith(")") else ""
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """The unit that times are shown in, and what seconds are multiplied by."""
+
+    name: str
+    scale: float
+
+
+def unit_of(seconds: pd.Series[float]) -> TimeUnit:
+    """Milliseconds, or microseconds where no time reaches one."""
+    return TimeUnit("µs", 1e6) if seconds.max() < 1e-3 else TimeUnit("ms", 1e3)
+
 
 @dataclass(frozen=True)
 class Panel:

@@ -16,6 +16,7 @@ from pyramidbench.memory import TOO_MUCH
 from pyramidbench.passes import pass_cost
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create
+from pyramidbench.replays import as_replayed
 from pyramidbench.reporting.figure import (
     Axis,
     Figure,
@@ -33,7 +34,7 @@ from pyramidbench.units import is_missing, one_line, significant
 
 MEMORY = Heading("memory", "memory", "Peak memory of a call, measured beside formula")
 ROOFLINE = Heading("roofline", "roofline", "Arithmetic rate beside what the device can do")
-MEBIBYTES = Axis("peak above the inputs (MiB)", "plain")
+MEBIBYTES = Axis("peak (MiB)", "plain")
 INTENSITY = Axis("useful operations per byte (FLOP/B)", "plain", log=True)
 
 
@@ -58,7 +59,7 @@ def memory(subject: Subject) -> Figure | NoFigure:
         parts.append(tidy(here, panel=at_length(length), **mebibytes))
     notes = ("A tick: output and workspace by the method's formula.", *_over(shown))
     axes = dict.fromkeys(names(parts), MEBIBYTES)
-    return MEMORY.figure(subject, "dots", f"{budgets(rows)}; MiB above the inputs", None, axes, parts, notes=notes)
+    return MEMORY.figure(subject, "dots", f"{budgets(rows)}; peak above the inputs", None, axes, parts, notes=notes)
 
 
 def _one_tile(rows: pd.DataFrame, known: pd.DataFrame) -> pd.DataFrame:
@@ -83,7 +84,7 @@ def roofline(subject: Subject) -> Figure | NoFigure:
     peaks = subject.device.get("peak_flops_per_s"), subject.device.get("peak_bytes_per_s")
     if is_missing(peaks[0]) or is_missing(peaks[1]):
         return ROOFLINE.missing(subject, "the run holds no measured peaks of its device")
-    rows = usual_budget(measured(subject.rows).dropna(subset=["latency_s", "useful_flops_per_s"]))
+    rows = as_replayed(usual_budget(measured(subject.rows)).dropna(subset=["latency_s", "useful_flops_per_s"]))
     if rows.empty:
         return ROOFLINE.missing(subject, "no row has a rate of arithmetic")
     rows = one_per_point(_one_tile(rows, rows), ["label", "seq_len_kv"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pandas as pd
 
 from pyramidbench.frame import SETTING, Setting
-from pyramidbench.reporting import figure_recall, figure_resources, figure_speed
+from pyramidbench.reporting import figure_recall, figure_resources, figure_speed, figure_stages
 from pyramidbench.reporting.evidence import Evidence
 from pyramidbench.reporting.figure import Figure, NoFigure, Subject, Topic
 from pyramidbench.reporting.palette import series_of
@@ -17,8 +17,8 @@ Definition = Callable[[Subject], "Figure | NoFigure"]
 DEFINITIONS: tuple[Definition, ...] = (
     figure_speed.tradeoff,
     figure_speed.scaling,
-    figure_speed.stages_by_length,
-    figure_speed.stages_by_levels,
+    figure_stages.by_length,
+    figure_stages.by_levels,
     figure_resources.memory,
     figure_recall.quality,
     figure_recall.by_length,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from pyramidbench.reporting.figure import END, Guide, Ticks
-from pyramidbench.reporting.labels import Label, Point, along, place, spread, to_points
+from pyramidbench.reporting.labels import Label, Point, along, place, spread, text_size, to_points
 from pyramidbench.reporting.palette import INK, MUTED, PAPER, SHADE, Series
 from pyramidbench.units import one_line, significant
 
@@ -22,9 +23,11 @@ CROWD = 9
 
 
 def paint_lines(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides) -> None:  # noqa: ARG001 - painters agree
-    """A line per series with its intervals; a name at each end, and a cross where a method gave no more numbers."""
+    """A line per series with its intervals; a name at each end: right of the axes, or beside the point where a line ends before
+    others do; and a cross where a method gave no more numbers."""
     ends: list[tuple[Point, Series, str]] = []
-    stopped: list[Label] = []
+    early: list[Label] = []
+    longest = data.loc[data["y"].notna(), "x"].max()
     lines = [(shown, line[line["part"] != END], line[line["part"] == END]) for shown, line in _by_name(data)]
     for shown, line, stops in lines:
         look = series[line["series"].iloc[0]]
@@ -36,11 +39,14 @@ def paint_lines(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides) -
         axes.plot(stops["x"], stops["y"], "X", color=look.colour, ms=10, mec=PAPER, mew=0.8, zorder=5)
         last = line[line["y"].notna()].iloc[-1]
         named = {(x, y): f"{one_line(shown)}: {note}" for x, y, note in zip(stops["x"], stops["y"], stops["note"])}
-        stopped += [Label(text, at, INK) for at, text in named.items()]
-        if (last["x"], last["y"]) not in named:
-            ends.append(((last["x"], last["y"]), look, shown))
-    stopped.sort(key=lambda label: -label.at[1])
-    place(axes, stopped, [point for _, line, _ in lines for point in along(axes, line["x"], line["y"])])
+        early += [Label(text, at, INK) for at, text in named.items()]
+        at = (last["x"], last["y"])
+        if at not in named and last["x"] < longest:
+            early.append(Label(one_line(shown), at, MUTED if look.muted else INK))
+        elif at not in named:
+            ends.append((at, look, shown))
+    early.sort(key=lambda label: -label.at[1])
+    place(axes, early, [point for _, line, _ in lines for point in along(axes, line["x"], line["y"])])
     _names_at_right(axes, ends)
 
 
@@ -62,16 +68,17 @@ def _marker(look: Series) -> dict[str, Any]:
     return {"marker": look.marker, "mec": look.colour if stroked else PAPER, "mew": 1.4 if stroked else 0.4}
 
 
-def _names_at_right(axes: Axes, ends: list[tuple[Point, Series, str]], opacity: float = 1.0) -> None:
-    """A marker and a name for each line end, right of the axes, with a thin line of that opacity to the end."""
+def _names_at_right(axes: Axes, ends: list[tuple[Point, Series, str]], *, leaders: bool = True) -> None:
+    """A marker and a name for each line end, right of the axes at about its height, and a thin line from one to the other."""
     frame = axes.get_window_extent().get_points() * 0.72
     low, high, left = frame[0, 1], frame[1, 1], frame[1, 0] + 14
     heights = spread([to_points(axes, end)[1] for end, _, _ in ends], 13.5, low, high)
     for (end, look, shown), height in zip(ends, heights):
-        axes.annotate(
-            "", end, xytext=(left, height), textcoords="figure points", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.7, "alpha": opacity, "shrinkA": 0, "shrinkB": 3},
-        )  # fmt: skip
+        if leaders:
+            axes.annotate(
+                "", end, xytext=(left, height), textcoords="figure points", annotation_clip=False,
+                arrowprops={"arrowstyle": "-", "color": look.colour, "lw": 0.7, "shrinkA": 0, "shrinkB": 3},
+            )  # fmt: skip
         canvas = axes.get_figure(root=True)
         assert canvas is not None
         at = canvas.transFigure.inverted().transform((left / 0.72 + 4, height / 0.72))
@@ -96,12 +103,21 @@ def paint_tradeoff(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides
     if not is_crowded(data):
         _named_points(axes, data, series, obstacles)
         return
+    _crowd(axes, data, series)
+    best = data[data["frontier"]].drop_duplicates("shown")
+    named = [Label(one_line(row["shown"]), (row["x"], row["y"]), INK) for row in best.to_dict("records")]
+    place(axes, named, [*obstacles, *zip(data["x"], data["y"])])
+
+
+def _crowd(axes: Axes, data: pd.DataFrame, series: Looks) -> None:
+    """Points of many methods, whose names and markers stand right of the axes by the height of the highest one: a thin line to
+    each would hide the points."""
     ends = []
     for shown, line in _by_name(data):
         look = series[line["series"].iloc[0]]
         _line(axes, line, look)
-        ends.append(((line["x"].iloc[-1], line["y"].iloc[-1]), look, shown))
-    _names_at_right(axes, ends, opacity=0.45)
+        ends.append(((line["x"].iloc[-1], line["y"].max()), look, shown))
+    _names_at_right(axes, ends, leaders=False)
 
 
 def is_crowded(data: pd.DataFrame) -> bool:
@@ -112,15 +128,38 @@ def is_crowded(data: pd.DataFrame) -> bool:
 def paint_roofline(axes: Axes, data: pd.DataFrame, series: Looks, guides: Guides) -> None:
     """Points under the roofs of copying and of arithmetic; a line follows a method from short to long."""
     obstacles = _guides(axes, guides)
+    points = [to_points(axes, point) for point in zip(data["x"], data["y"])]
     for guide in guides:
-        start, end = (to_points(axes, corner) for corner in guide.corners)
-        flat = start[1] == end[1]
-        axes.annotate(
-            guide.label, guide.corners[-1] if flat else guide.corners[0], (-4, 4) if flat else (10, 4),
-            textcoords="offset points", ha="right" if flat else "left", va="bottom" if flat else "center",
-            color=MUTED, fontsize=9,
-        )  # fmt: skip
-    _named_points(axes, data, series, obstacles)
+        obstacles += _along_roof(axes, guide, points)
+    if is_crowded(data):
+        _crowd(axes, data, series)
+    else:
+        _named_points(axes, data, series, obstacles)
+
+
+def _along_roof(axes: Axes, guide: Guide, points: list[Point]) -> list[Point]:
+    """The name of a roof, written along it: at the end of a flat one, on a slope where the fewest points are; returns the
+    places that it takes."""
+    (x0, y0), (x1, y1) = (to_points(axes, corner) for corner in guide.corners)
+    length, width = math.dist((x0, y0), (x1, y1)), text_size(axes, guide.label, 9)[0]
+    tries = [1 - width / length] if y0 == y1 else [0.02, 0.3, 0.55]
+    middles = [share + width / length / 2 for share in tries]
+    near = [
+        sum(math.dist(point, (x0 + at * (x1 - x0), y0 + at * (y1 - y0))) < width / 2 + 8 for point in points)
+        for at in middles
+    ]
+    start = tries[near.index(min(near))]
+    place_at = (x0 + start * (x1 - x0), y0 + start * (y1 - y0))
+    axes.annotate(
+        guide.label, place_at, (0, 3), xycoords="figure points", textcoords="offset points", ha="left", va="bottom",
+        rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", color=MUTED, fontsize=9,
+    )  # fmt: skip
+    back = axes.transData.inverted()
+    dpi = axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    shares = [start + part * width / length for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return [
+        tuple(back.transform(((x0 + at * (x1 - x0)) * dpi / 72, (y0 + 8 + at * (y1 - y0)) * dpi / 72))) for at in shares
+    ]
 
 
 def _guides(axes: Axes, guides: Guides) -> list[Point]:
@@ -152,7 +191,8 @@ def paint_dot_column(
 ) -> None:
     """A dot and its number for each name, a tick for what it is held against (then the numbers stand in a column of their
     own), and a status where there is no number; `most` is the largest value that the axis must hold."""
-    axes.set_xlim(0, 1.34 * most)
+    texts = [f"{x:.3f}" if ticks == "share" else significant(x) for x in data["x"].dropna()]
+    axes.set_xlim(0, most * with_room(axes, texts, 14))
     axes.locator_params(axis="x", nbins=4)
     axes.set_ylim(len(names) - 0.4, -0.7)
     axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
@@ -177,6 +217,13 @@ def paint_dot_column(
             MUTED if look.muted else INK,
             0 if at_end else 7,
         )
+
+
+def with_room(axes: Axes, texts: list[str], distance: float) -> float:
+    """By how much an axis must be longer than its longest mark for texts of 9 points to fit behind that, so many points off."""
+    width = axes.get_window_extent().width * 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    taken = distance + max([0.0, *(text_size(axes, text, 9)[0] for text in texts)])
+    return 1 / max(0.4, 1 - taken / width)
 
 
 def _beside(axes: Axes, at: Point, text: str, colour: str, distance: float) -> None:

@@ -9,6 +9,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from pyramidbench.reporting.labels import text_size
+from pyramidbench.reporting.painters import with_room
 from pyramidbench.reporting.palette import HEAT, INK, MUTED, OTHER_STAGE, PAPER, STAGES
 from pyramidbench.units import integer, one_line, significant
 
@@ -25,7 +26,8 @@ def paint_bars(axes: Axes, data: pd.DataFrame, names: list[str]) -> None:
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="y")
     longest = max([1e-9, *data.groupby("shown")["x"].sum(), *data["y"].dropna()])
-    axes.set_xlim(0, 1.22 * longest)
+    end = longest * with_room(axes, [significant(whole) for whole in data["y"].dropna()], 8)
+    axes.set_xlim(0, end)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.locator_params(axis="x", nbins=4)
     width = axes.get_window_extent().width * 72 / 100
@@ -38,8 +40,9 @@ def paint_bars(axes: Axes, data: pd.DataFrame, names: list[str]) -> None:
         for stage in bar.to_dict("records"):
             colour, ink = STAGES.get(stage["part"], OTHER_STAGE)
             axes.barh(place, stage["x"], BAR, left=start, color=colour, ec=PAPER, lw=0.6, zorder=2)
-            room = width * stage["x"] / (1.22 * longest) - 4
-            if room > text_size(axes, stage["part"], 8.5)[0]:
+            name = text_size(axes, stage["part"], 8.5)[0] + 4
+            crossed = start < stage["y"] < start + name * end / width
+            if width * stage["x"] / end > name and not crossed:
                 axes.annotate(stage["part"], (start, place), (3, 0), textcoords="offset points", color=ink, fontsize=8.5,
                               va="center_baseline", zorder=3)  # fmt: skip
             start += stage["x"]

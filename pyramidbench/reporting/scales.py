@@ -52,33 +52,27 @@ def scale(axes: Axes, which: str, axis: Axis, data: pd.DataFrame) -> None:
 
 
 def _scale_nines(axes: Axes, shares: NDArray[np.float64]) -> None:
-    """An x axis of shares by what they lack, in logarithms: between 0.98 and 0.99 lies as much as between 0.8 and 0.9.
-
-    A share of 1 stands where half of the smallest loss of the others would.
-    """
-    lost = 1 - shares[shares < 1]
-    nines = Nines(max(LEAST_LOSS, 0.5 * float(lost.min())) if len(lost) else LEAST_LOSS)
+    nines = Nines.of(shares)
     axes.set_xscale("function", functions=(nines.decades, nines.shares))
-    least, most = nines.decades(np.array([shares.min(), shares.max()]))
-    room = 0.09 * (most - least) or 0.1
-    axes.set_xlim(*nines.shares(np.array([least - room, most + room])))
-    shown: list[float] = []
-    for tick in reversed(TICKS):
-        at = float(nines.decades(np.array(tick)))
-        if least - room <= at <= most + room and (
-            not shown or nines.decades(np.array(shown[-1])) - at > 0.06 * (most - least)
-        ):
-            shown.append(tick)
-    axes.xaxis.set_major_locator(FixedLocator(shown))
+    low, high = nines.ends(shares)
+    axes.set_xlim(*nines.shares(np.array([low, high])))
+    axes.xaxis.set_major_locator(FixedLocator(nines.ticks(shares)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 @dataclass(frozen=True)
 class Nines:
-    """Shares in decades by which they are near 1; 1 itself lacks `least`."""
+    """An axis of shares by what they lack, in logarithms: between 0.98 and 0.99 lies as much as between 0.8 and 0.9. 1 itself
+    lacks `least`."""
 
     least: float
+
+    @classmethod
+    def of(cls, shares: NDArray[np.float64]) -> Nines:
+        """The axis of some shares: a share of 1 stands where half of the smallest loss of the others would."""
+        lost = 1 - shares[shares < 1]
+        return cls(max(LEAST_LOSS, 0.5 * float(lost.min())) if len(lost) else LEAST_LOSS)
 
     def decades(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
         return -np.log10(np.maximum(1 - share + self.least, 1e-9))
@@ -87,11 +81,28 @@ class Nines:
         """Back again; beyond 1 where the axis goes on."""
         return 1 + self.least - 10.0**-decades
 
+    def ends(self, shares: NDArray[np.float64]) -> tuple[float, float]:
+        """Where an axis of these shares starts and ends, in decades, with room at both ends."""
+        least, most = self.decades(np.array([shares.min(), shares.max()]))
+        room = 0.09 * (most - least) or 0.1
+        return float(least - room), float(most + room)
+
+    def ticks(self, shares: NDArray[np.float64]) -> list[float]:
+        """Round shares on that axis, no two too near to each other."""
+        low, high = self.ends(shares)
+        gap = 0.06 * (high - low) / 1.18
+        shown: list[float] = []
+        for tick in reversed(TICKS):
+            at = float(self.decades(np.array(tick)))
+            if low <= at <= high and (not shown or self.decades(np.array(shown[-1])) - at > gap):
+                shown.append(tick)
+        return shown
+
 
 WRITERS: dict[str, Callable[[float], str]] = {
     "tokens": tokens,
     "count": integer,
     "ms": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
     "plain": lambda value: significant(value, 1) if value < 1 else f"{value:g}",
-    "ratio": lambda value: f"{value:.3g}×",
+    "ratio": lambda value: f"{value:.3g}×" if value >= 1 else f"1/{1 / value:.3g}×",
 }

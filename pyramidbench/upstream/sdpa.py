@@ -35,7 +35,7 @@ def limit(kernel: KernelName, problem: Problem) -> str | None:
     if kernel == "flash" and problem.head_dim != problem.head_dim_v:
         return f"the flash kernel needs one head dim; q has {problem.head_dim} and v has {problem.head_dim_v}"
     if kernel in ("cudnn", "efficient") and uneven:
-        return f"the {kernel} kernel through torch has no bottom-right causal mask for {problem.seq_len_q} queries"
+        return f"the {kernel} kernel through torch has no bottom-right causal mask (queries: {problem.seq_len_q})"
     return None
 
 

@@ -71,7 +71,7 @@ def test_the_backend_names_the_kernel_that_runs() -> None:
         ("flash", replace(GPU, dtype="float64"), "computes in float16 and bfloat16, not in float64"),
         ("efficient", replace(GPU, kv_heads=2), "no grouped key/value heads"),
         ("flash", replace(GPU, head_dim_v=32), "one head dim; q has 64 and v has 32"),
-        ("cudnn", replace(GPU, seq_len_q=7), "no bottom-right causal mask for 7 queries"),
+        ("cudnn", replace(GPU, seq_len_q=7), "no bottom-right causal mask (queries: 7)"),
     ],
 )
 def test_a_kernel_says_what_it_cannot_do(kernel: str, problem: Problem, reason: str) -> None:

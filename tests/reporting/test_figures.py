@@ -261,7 +261,7 @@ def test_tradeoff_puts_dense_at_one_and_leaves_the_floor_out(drawn: dict[str, Fi
     dense = figure.data[figure.data["series"] == "dense"]
     assert (dense[["x", "y"]].to_numpy() == 1).all()
     assert "random_blocks" not in figure.series
-    assert "random_blocks" in figure.notes[0]
+    assert "random_blocks" in figure.notes[1]
     assert set(figure.data.loc[figure.data["frontier"], "series"]) >= {"dense", "sliding_window"}
 
 
@@ -346,8 +346,60 @@ def test_looks_are_distinct_and_stable(summary: pd.DataFrame) -> None:
     looks = series_of(summary)
     rivals = [look for look in looks.values() if not look.muted and look.name not in ("dense", "dense:math")]
     assert len({(look.colour, look.marker) for look in rivals}) == len(rivals)
+    assert looks["dense"].marker != looks["dense:math"].marker
     some = series_of(summary[summary["label"].isin(["pyramid", "flat", "dense"])])
     assert all(looks[name] == look for name, look in some.items())
+
+
+def test_a_family_shares_its_colour_and_no_other_family_has_the_subjects() -> None:
+    labels = ["pyramid", "pyramid beam=1", "flat", "flat tile_reduce=mean", "quest", "quest:paper", "xattention top_p=0.8",
+              "xattention top_p=0.95", "./mine.py", "./mine.py width=2"]  # fmt: skip
+    looks = series_of(pd.DataFrame({"label": labels, "kind": "selection"}))
+    for one, other in zip(labels[::2], labels[1::2]):
+        assert looks[one].colour == looks[other].colour, one
+        assert looks[one].marker != looks[other].marker, one
+    subject = {looks[label].colour for label in labels[:4]}
+    assert not subject & {looks[label].colour for label in labels[4:]}
+    alone = series_of(pd.DataFrame({"label": ["quest", "moba"], "kind": "selection"}))
+    assert alone["quest"] == looks["quest"]
+
+
+def test_a_decoding_step_is_shown_by_its_replay(shown_run: pd.DataFrame) -> None:
+    """By the host's clock no method beats dense here; by their replays, of microseconds, all do."""
+    timed = shown_run["latency_s"].notna()
+    replay_s = (1e-8 * shown_run["seq_len"].astype(float) * (1 + 3.0 * (shown_run["kind"] == "dense"))).where(timed)
+    run = shown_run.assign(
+        **{"pass": "decode", "latency_s": timed.map({True: 1e-2, False: None}), "useful_flops_per_s": 1e9},
+        graph_latency_s=replay_s,
+        graph_latency_low_s=None, graph_latency_high_s=None, graph_dense_method="dense",
+        graph_speedup=4e-8 * shown_run["seq_len"].astype(float) / replay_s,
+    )  # fmt: skip
+    found = {figure.name: figure for figure in defined(run, peak_flops_per_s=2e11, peak_bytes_per_s=4e10)}
+    scaling, stages, roofline = found["scaling"], found["stages"], found["roofline"]
+    assert isinstance(scaling, Figure)
+    assert isinstance(stages, Figure)
+    assert isinstance(roofline, Figure)
+    assert "decoding step" in scaling.title
+    assert scaling.panels[0].axis.unit == "µs"
+    assert scaling.data["y"].max() == pytest.approx(1e6 * 4e-8 * 8192)
+    assert scaling.table is not None
+    assert not any("slower at the longest" in text for line in scaling.table.rows for text in line)
+    assert any("host's launching" in note for note in stages.notes)
+    assert stages.panels[0].axis.unit == "ms"
+    assert roofline.data["y"].min() > 20, "GFLOP/s; by the calls it would be 1"
+
+
+def test_methods_far_slower_than_the_fastest_have_a_scale_of_their_own(shown_run: pd.DataFrame) -> None:
+    slow = shown_run["method"] == "flat:exact"
+    times = {
+        name: shown_run[name].where(~slow, 40 * shown_run[name].astype(float)) for name in ("latency_s", "route_s")
+    }
+    stages = next(figure for figure in defined(shown_run.assign(**times)) if figure.name == "stages")
+    assert isinstance(stages, Figure)
+    first = stages.data[stages.data["row"] == stages.data["row"].iloc[0]]
+    assert {"sliding_window", "pyramid", "flat"} <= set(first["series"])
+    assert "flat:exact" not in set(first["series"])
+    assert stages.data["shown"].iloc[0] == "sliding_window", "the fastest comes first"
 
 
 def test_spread_labels_keep_their_gap_order_and_bounds() -> None:

@@ -20,7 +20,10 @@ function explain(handler, event, item, value) {
   }
   const cell = report.cells[datum.cell];
   tip.replaceChildren(element("b", cell.title));
-  if (datum.part && datum.part !== "end") tip.append(element("p", `${datum.part}: ${format(datum.x)} ms`));
+  if (datum.part && datum.part !== "end") {
+    const { unit } = event.target.closest("[data-figure]").dataset;
+    tip.append(element("p", `${datum.part}: ${format(datum.x)} ${unit}`));
+  }
   if (datum.value !== undefined) tip.append(element("p", `layer ${datum.y}, head ${datum.x}: ${format(datum.value)}`));
   if (cell.status !== "ok") tip.append(element("p", cell.reason ? `${cell.status}: ${cell.reason}` : cell.status, "status"));
   const list = element("dl");
