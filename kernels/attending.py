@@ -16,12 +16,11 @@ from torch import Tensor
 from pyramidbench.cost import Cost, StageCost, attention_cost
 from pyramidbench.decoder import CacheLayout, Decoder
 from pyramidbench.kernels import backends
-from pyramidbench.kernels.cache import CacheStore
 from pyramidbench.kernels.pyramid import Pyramid
 from pyramidbench.kernels.walk_cost import step_cost, walk_cost
 from pyramidbench.kernels.walk_rules import WalkRules
 from pyramidbench.method import BlockMethod
-from pyramidbench.problem import DTYPES, Problem
+from pyramidbench.problem import Problem
 from pyramidbench.selection import BlockSelection, ranked_count
 from pyramidbench.stages import stage
 
@@ -185,8 +184,7 @@ class CachedWalkMethod(WalkMethod):
         return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
 
     def cache_bytes(self, problem: Problem) -> float:
-        sizes = backends.cache_sizes(problem, self.rules(problem), self.block_size)
-        return float(CacheStore.empty(sizes, DTYPES[problem.dtype], torch.device("meta")).bytes)
+        return backends.cache_bytes(problem, self.rules(problem), self.block_size)
 
     def step_cost(self, problem: Problem) -> Cost:
         return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))

@@ -232,7 +232,7 @@ def test_an_append_that_ends_a_part_of_a_block_reads_its_keys() -> None:
     assert costs[0].flops - costs[1].flops == 8 * 16 * 128
 
 
-@pytest.mark.parametrize("name", ["dense", "quest", "pyramid", "flat:sub"])
+@pytest.mark.parametrize("name", ["dense", "quest", "pyramid", "flat:sub", "sliding_window"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_decoder_holds_is_known_before_it_is_made(name: str, dtype: torch.dtype, tensors: Tensors) -> None:
     q, k, v = tensors(queries=1, keys=300, heads=4, kv_heads=2, dim=16, dtype=dtype)
