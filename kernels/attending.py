@@ -186,6 +186,9 @@ class CachedWalkMethod(WalkMethod):
     def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
         return backends.decoder(problem, self.rules(problem), self.block_size, layout, self.implementation)
 
+    def cache_bytes(self, problem: Problem) -> float:
+        return backends.cache_bytes(problem, self.rules(problem), self.block_size)
+
     def step_cost(self, problem: Problem) -> Cost:
         return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from pyramidbench import oracle
@@ -17,7 +18,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.kernels import walk, walk_cost
 from pyramidbench.kernels.attention import check_call
 from pyramidbench.kernels.attention_grad import attention
-from pyramidbench.kernels.cache import CacheSizes
+from pyramidbench.kernels.cache import CacheSizes, CacheStore
 from pyramidbench.kernels.pyramid import Pyramid, walked_levels
 from pyramidbench.kernels.walk import route_reference
 from pyramidbench.kernels.walk_rules import WalkRules
@@ -198,6 +199,12 @@ def cache_sizes(problem: Problem, rules: WalkRules, block_size: int, pages: int 
     """Sizes of a cache for the problem's seq_len_kv tokens."""
     dims = (problem.head_dim, problem.head_dim_v)
     return CacheSizes.of(problem.batch, problem.kv_heads, dims, problem.seq_len_kv, block_size, rules, pages)
+
+
+def cache_bytes(problem: Problem, rules: WalkRules, block_size: int) -> float:
+    """Bytes of a contiguous cache for the problem's seq_len_kv tokens."""
+    sizes = cache_sizes(problem, rules, block_size)
+    return float(CacheStore.empty(sizes, DTYPES[problem.dtype], torch.device("meta")).bytes)
 
 
 def decoder(

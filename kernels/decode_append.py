@@ -201,10 +201,13 @@ def _launch_append(
     store: CacheStore, k: Tensor, v: Tensor, at: int, counts: Tensor | None, *, finish: bool = False
 ) -> None:  # fmt: skip
     sizes = store.sizes
+    overlaps = overlap(store.k.device, sizes.batch * sizes.kv_heads)
+    # Read where launches overlap; elsewhere another number would be compiled for nothing.
+    levels = triton.next_power_of_2(max(2, sizes.levels)) if overlaps["OVERLAPS"] else 1
     _append[(sizes.batch * sizes.kv_heads,)](
         k, v, store.k, store.v, store.nodes, store.stats, store.parts, store.lengths, store.full, store.pages, counts,
         k.stride()[:3], v.stride()[:3], store.k.stride()[:3], store.v.stride()[:3], sizes.bound_weight, at, k.shape[2],
         sizes.kv_heads, sizes.max_len, sizes.blocks, sizes.levels, sizes.offsets[-1], **append_shape(store),
-        BRANCHING=sizes.branching, LEVELS=triton.next_power_of_2(max(2, sizes.levels)), HAS_COUNTS=counts is not None,
-        COPY=COPY_ROWS, FINISH=finish, num_warps=APPEND_WARPS, **overlap(store.k.device, sizes.batch * sizes.kv_heads),
+        BRANCHING=sizes.branching, LEVELS=levels, HAS_COUNTS=counts is not None, COPY=COPY_ROWS, FINISH=finish,
+        num_warps=APPEND_WARPS, **overlaps,
     )  # fmt: skip

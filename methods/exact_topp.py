@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from pyramidbench import oracle
+from pyramidbench import oracle_rows
 from pyramidbench.cost import Cost, StageCost
 from pyramidbench.kernels import backends
 from pyramidbench.kernels.attending import TorchMethod
@@ -60,6 +60,6 @@ class ExactTopP(TorchMethod):
         keys = problem.batch * problem.kv_heads * tiling.tiles * problem.seq_len_kv * problem.head_dim
         masses = float(problem.batch * problem.heads * tiling.tiles * tiling.blocks)
         if self._mass_backend(problem) == "reference":
-            masses += min(oracle.CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
+            masses += min(oracle_rows.CHUNK_ELEMENTS, problem.group * problem.seq_len_q * problem.seq_len_kv)
         route = StageCost("route", passes * scored, keys * problem.itemsize / 2)
         return Cost((route, self.attend_cost(problem)), *self.workspace(problem, masses))

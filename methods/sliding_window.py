@@ -60,6 +60,9 @@ class SlidingWindow(TorchMethod):
     def decoder(self, problem: Problem, layout: CacheLayout) -> Decoder:
         return backends.decoder(problem, self.window_rules(problem), self.block_size, layout, self.implementation)
 
+    def cache_bytes(self, problem: Problem) -> float:
+        return backends.cache_bytes(problem, self.window_rules(problem), self.block_size)
+
     def step_cost(self, problem: Problem) -> Cost:
         return Cost((append_cost(problem), self.attend_cost(problem)))
 

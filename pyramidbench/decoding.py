@@ -22,6 +22,31 @@ from pyramidbench.stages import listening, stage
 MOST_QUERIES = 16
 
 
+def hold(method: Method, k: Tensor, v: Tensor, problem: Problem) -> None:
+    """Have a method that decodes fill its decoder with all tokens, so that what follows is steps; leave any other as it is."""
+    if isinstance(method, _Decoding):
+        with frozen(k.device):
+            method.holding(k, v, problem)
+
+
+def append_newest(method: Method, k: Tensor, v: Tensor, problem: Problem) -> None:
+    """A step's append alone: the stage before its attention, which chooses by itself."""
+    assert isinstance(method, _Decoding)
+    with frozen(k.device):
+        _append(method.holding(k, v, problem))
+
+
+def release(method: Method) -> None:
+    """Give up the decoder of a method that decodes: the next call fills another. A group has one for each method, and each
+    may take gigabytes, so only those that are timed in turns are held beside one another."""
+    method.__dict__.pop("_held", None)
+
+
+def held_bytes(method: Method, problem: Problem) -> float:
+    """Bytes that a method holds between its calls: those of its decoder, or nothing."""
+    return method.plain.cache_bytes(problem) if isinstance(method, _Decoding) else 0.0
+
+
 def decoding(method: Method) -> Method:
     """The method as it decodes: the same parameters, name and kind."""
     cls = type(method)
@@ -81,27 +106,28 @@ class _Decoding(Method):
 
     def select(self, q: Tensor, k: Tensor, problem: Problem) -> BlockSelection | None:
         with frozen(q.device):
-            held = self._holding(k, None, problem)
+            held = self.holding(k, None, problem)
             _append(held)
             return held.decoder.select(q)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:  # noqa: ARG002 - a step chooses for itself
         # A decoder that selects anew at every step does so here: it is part of this stage.
         with frozen(q.device), listening(lambda _: nullcontext()):
-            return self._holding(k, v, problem).decoder.attend(q)
+            return self.holding(k, v, problem).decoder.attend(q)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
         with frozen(q.device):
-            held = self._holding(k, v, problem)
+            held = self.holding(k, v, problem)
             _append(held)
             return held.decoder.attend(q)
 
-    def _holding(self, k: Tensor, v: Tensor | None, problem: Problem) -> _Held:
+    def holding(self, k: Tensor, v: Tensor | None, problem: Problem) -> _Held:
         """A decoder that holds these tensors: that of the call before, where they are the same."""
         held: _Held | None = self.__dict__.get("_held")
         if held is None or not held.is_of(k, v, problem):
             # The old one goes first: two long caches may not fit. (A frozen method keeps this beside its fields.)
-            self.__dict__["_held"] = held = None
+            release(self)
+            held = None
             held = _Held(self.plain.decoder(problem, CacheLayout(k.device)), k, v, _versions(k, v), problem)
             old = problem.seq_len_kv - problem.seq_len_q
             if old:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pyramidbench.decoding import append_newest, hold
 from pyramidbench.device import measured_peaks
 from pyramidbench.judging import Loaded, check_again
 from pyramidbench.memory import is_too_much, measure_peaks
@@ -14,6 +15,7 @@ from pyramidbench.outcome import Settings
 from pyramidbench.passes import Training
 from pyramidbench.rates import check_rate, rates
 from pyramidbench.record import Record
+from pyramidbench.selection import BlockSelection
 from pyramidbench.timing import Timing, stage_columns, time_columns
 
 FEW_SAMPLES = 20
@@ -28,6 +30,7 @@ def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, setti
     q, k, v, problem = *loaded.tensors, loaded.problem
     training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
     times = time_columns(timing)
+    hold(method, k, v, problem)
     stages = stage_columns(method, loaded.tensors, problem, training, settings.cache, times["latency_s"])
     columns = times | {
         "threads": torch.get_num_threads(),
@@ -47,8 +50,15 @@ def finish(method: Method, loaded: Loaded, judged: Record, timing: Timing, setti
 def _memory(method: Method, loaded: Loaded, training: Training | None, expected: int) -> dict[str, Any]:
     """The columns of measured memory, from one call."""
     q, k, v, problem = *loaded.tensors, loaded.problem
+
+    def select() -> BlockSelection | None:
+        if problem.direction == "decode":
+            append_newest(method, k, v, problem)
+            return None
+        return None if method.chooses_inside else method.select(q, k, problem)
+
     peaks = measure_peaks(
-        lambda: None if method.chooses_inside else method.select(q, k, problem),
+        select,
         lambda chosen: training.attend(chosen) if training else method.attend(q, k, v, chosen, problem),
         q.device,
         training.backward if training else None,

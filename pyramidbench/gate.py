@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyramidbench.decoding import hold
 from pyramidbench.device import synchronize
 from pyramidbench.method import BlockMethod, Method
 from pyramidbench.oracle import exact_rows, sample_tiles
@@ -67,6 +68,7 @@ def check_form(method: Method, q: Tensor, k: Tensor, v: Tensor, problem: Problem
     """
     copies = [tensor.clone() for tensor in (q, k, v)]
     start = time.perf_counter()
+    hold(method, k, v, problem)
     selection = method.select(q, k, problem)
     if not isinstance(selection, BlockSelection | None):
         raise GateFailure(f"select returned {type(selection).__name__}; expected a BlockSelection, or None for dense")

@@ -12,6 +12,7 @@ from typing import Protocol
 from uuid import uuid4
 
 from pyramidbench.cell import Cell
+from pyramidbench.decoding import held_bytes
 from pyramidbench.outcome import Lost, Settings, failed
 from pyramidbench.plan import Estimator, PlannedCell
 from pyramidbench.record import MEASURED, Record
@@ -22,6 +23,8 @@ from pyramidbench.timing import Timing
 
 LARGEST_SESSION = 12
 """Cells that are timed in turns at most: that is what a killed sweep measures again."""
+SESSION_SHARE = 0.9
+"""Of the memory that was free at the start, what a session may plan for: its calls have scratch, and memory has holes."""
 LIMIT_FACTOR = 4.0
 """Seconds that a task may take ÷ seconds predicted for its cells."""
 LATE_FAULTS = 3
@@ -54,7 +57,7 @@ class Judged:
 class GroupSweep:
     """Measures groups one after another. `cells` are all of the sweep; `verdict` gives the record of a cell that must not run,
     as things stand; `started` and `done` are told of every cell, `done` with the wall time that it took, and `timing` of those
-    that are timed in turns."""
+    that are timed in turns, of which `memory_bytes` hold the tensors and what each method keeps between its calls."""
 
     cells: Sequence[Cell]
     worker: Measuring
@@ -65,13 +68,31 @@ class GroupSweep:
     started: Callable[[Cell], None]
     timing: Callable[[Sequence[Cell]], None]
     done: Callable[[Cell, Record, float], None]
+    memory_bytes: float
     spent_s: dict[str, float] = field(default_factory=dict)
 
     def run(self, planned: Sequence[PlannedCell]) -> None:
         """Measure the cells of one group."""
         ready = [judged for cell in planned if (judged := self._judge(cell)) is not None]
-        for first in range(0, len(ready), LARGEST_SESSION):
-            self._session(ready[first : first + LARGEST_SESSION])
+        for cells in self._sessions(ready):
+            self._session(cells)
+
+    def _sessions(self, ready: Sequence[Judged]) -> Iterator[list[Judged]]:
+        """The cells cut into sessions: at most LARGEST_SESSION, and no more than memory holds beside the group's tensors."""
+        cells: list[Judged] = []
+        taken = 0.0
+        for judged in ready:
+            problem = judged.cell.problem(self.settings.device)
+            own = held_bytes(judged.cell.make_method(), problem)
+            # A reference that joins them holds about as much as one of them.
+            needed = problem.io_bytes + taken + 2 * own
+            if cells and (len(cells) == LARGEST_SESSION or needed > SESSION_SHARE * self.memory_bytes):
+                yield cells
+                cells, taken = [], 0.0
+            cells.append(judged)
+            taken += own
+        if cells:
+            yield cells
 
     def _judge(self, planned: PlannedCell) -> Judged | None:
         """The cell, if it is to be timed; else its record goes to disk."""
@@ -95,6 +116,11 @@ class GroupSweep:
         self.timing([judged.cell for judged in cells])
         start = time.perf_counter()
         entrants, timings = self._timed(entrants, {judged.cell.identity for judged in measured_before})
+        if not timings and entrants:
+            left = [judged for judged in entrants if judged not in measured_before]
+            for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                self._session(half)
+            return
         timed_s = time.perf_counter() - start
         session = uuid4().hex[:8]
         pairs = dict(zip((judged.cell.identity for judged in entrants), _against_dense(entrants, timings)))
@@ -113,13 +139,20 @@ class GroupSweep:
 
     def _timed(self, entrants: list[Judged], spare: set[str]) -> tuple[list[Judged], list[Timing]]:
         """The entrants that could be timed, with their times. One that ends a session is lost alone, and the others are
-        timed anew; `spare` are those whose record is on disk already."""
+        timed anew; `spare` are those whose record is on disk already. Entrants without times are too many for the memory."""
         late = 0
         while entrants:
             cells = [judged.cell for judged in entrants]
             result = self.worker.time(cells, self._limit(cells), one_by_one=late > 0)
             if not isinstance(result, Lost):
                 return entrants, result
+            own = [judged for judged in entrants if judged.cell.identity not in spare]
+            if result.status == "oom" and len(entrants) > 1:
+                # Whoever was at work then, the others held the memory.
+                if len(own) > 1:
+                    return entrants, []
+                entrants = own
+                continue
             late += result.cell is None
             guilty = [j for j in entrants if result.cell == j.cell.identity or late >= LATE_FAULTS]
             entrants = [judged for judged in entrants if judged not in guilty]

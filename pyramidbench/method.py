@@ -73,6 +73,11 @@ class Method:
         """
         return RepeatingDecoder(self, problem, layout)
 
+    def cache_bytes(self, problem: Problem) -> float:
+        """Bytes that its decoder holds for the problem's seq_len_kv tokens: keys, values, and what it keeps besides."""
+        tokens = float(problem.batch * problem.kv_heads * problem.seq_len_kv)
+        return tokens * (problem.head_dim + problem.head_dim_v) * problem.itemsize
+
     def step_cost(self, problem: Problem) -> Cost:
         """Predicted operations and bytes of one decoding step, the append among its stages."""
         cost = self.cost(problem)

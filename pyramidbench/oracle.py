@@ -6,18 +6,24 @@ A faster source of block mass may widen it to more tiles, but only after it has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pyramidbench import oracle_rows
+from pyramidbench.oracle_rows import TileRows, allowed_blocks, row_chunks
 from pyramidbench.problem import Problem, check_tensors
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
-CHUNK_ELEMENTS = 1 << 22
+HEAD_ELEMENTS = 1 << 26
+"""Numbers of keys and values that several heads have together at most: 512 MiB in fp64."""
+FEW_ROWS = 16
+"""Rows of a head up to which several heads are taken at once: those of a step of decoding."""
 MASS_ELEMENTS = 1 << 26
 """Masses that are held at a time where a faster source makes them: every tile of 128 queries of 32 heads at 128k keys."""
 MASS_RELATIVE, MASS_ABSOLUTE = 1e-6, 1e-6
@@ -95,7 +101,8 @@ def exact_rows(
 ) -> ExactRows:
     """Exact attention on the given tiles; with a selection, restricted to its blocks.
 
-    Everything is computed in `precision` (default fp32, or fp64 for fp64 inputs), one head at a time.
+    Everything is computed in `precision` (default fp32, or fp64 for fp64 inputs), one key/value head at a time, or several
+    where their keys and logits are few.
     """
     check_tensors(q, k, v)
     wide = precision or torch.promote_types(q.dtype, torch.float32)
@@ -107,20 +114,44 @@ def exact_rows(
         output = torch.full(
             (batch, heads, len(tiles), tiling.query_tile, v.shape[-1]), torch.nan, dtype=wide, device=q.device
         )
-    for b in range(batch):
-        for g in range(kv_heads):
-            mine = slice(g * group, (g + 1) * group)
-            keys = k[b, g].to(wide)
-            values = None if v is None else v[b, g].to(wide)
-            for part in row_chunks(tiling, tiles, group):
-                allowed = None if selection is None else allowed_blocks(selection, b, mine, heads, tiles[part])
-                rows = TileRows(tiling, tiles[part])
-                weights = rows.weights(q[b, mine].to(wide) * scale, keys, allowed)
-                mass[b, mine, part] = rows.block_means(weights)
-                if values is not None and output is not None:
-                    exact = (weights @ values[: weights.shape[-1]]).view(group, -1, tiling.query_tile, values.shape[-1])
-                    output[b, mine, part] = exact.masked_fill(~rows.real[None, :, :, None], torch.nan)
+    every = list(product(range(batch), range(kv_heads)))
+    step = heads_at_once(q, k, tiling, tiles)
+    for pairs in (every[first : first + step] for first in range(0, len(every), step)):
+        keys = _heads(k, pairs, wide)
+        values = None if v is None else _heads(v, pairs, wide)
+        places = [(b, slice(g * group, (g + 1) * group)) for b, g in pairs]
+        queries = torch.cat([q[place] for place in places]).to(wide) * scale
+        for part in row_chunks(tiling, tiles, group):
+            allowed = None
+            if selection is not None:
+                lists = [allowed_blocks(selection, b, mine, heads, tiles[part]) for b, mine in places]
+                allowed = lists[0] if len(lists) == 1 else torch.cat([x.expand(group, -1, -1) for x in lists])
+            rows = TileRows(tiling, tiles[part])
+            weights = rows.weights(queries, keys, allowed)
+            masses = rows.block_means(weights).split(group)
+            exact = None if values is None else rows.outputs(weights, values).split(group)
+            for index, (b, mine) in enumerate(places):
+                mass[b, mine, part] = masses[index]
+                if exact is not None and output is not None:
+                    output[b, mine, part] = exact[index]
     return ExactRows(mass, output)
+
+
+def heads_at_once(q: Tensor, k: Tensor, tiling: Tiling, tiles: Tensor) -> int:
+    """Key/value heads of few rows whose logits are no more than a chunk, and keys and values HEAD_ELEMENTS; else 1.
+
+    A step of decoding has a row a head: 512 heads of 64 sequences, each by itself, would be launching and little else.
+    """
+    rows = len(tiles) * tiling.query_tile
+    if rows > FEW_ROWS:
+        return 1
+    logits = max(1, q.shape[1] // k.shape[1] * rows * tiling.seq_len_kv)
+    return max(1, min(oracle_rows.CHUNK_ELEMENTS // logits, HEAD_ELEMENTS // max(1, 2 * k.shape[2] * k.shape[3])))
+
+
+def _heads(x: Tensor, pairs: Sequence[tuple[int, int]], dtype: torch.dtype) -> Tensor:
+    """Keys or values [P, N, D] of (sequence, head) pairs; of one alone no copy is made beside that in `dtype`."""
+    return (x[pairs[0]][None] if len(pairs) == 1 else torch.stack([x[pair] for pair in pairs])).to(dtype)
 
 
 def sample_tiles(tiling: Tiling, heads: int, elements: int, device: torch.device, *, fewest: int = 16) -> Tensor:
@@ -162,65 +193,3 @@ def _largest_logit(q: Tensor, k: Tensor, scale: float) -> Tensor:
     """Bound on any |logit| of each head by the norms of its queries and keys: fp32 [B, H]."""
     queries, keys = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).amax(-1) for x in (q, k))
     return queries * keys.repeat_interleave(q.shape[1] // k.shape[1], dim=1) * abs(scale)
-
-
-class TileRows:
-    """The query rows of some tiles: [T, query_tile], ragged ones marked unreal."""
-
-    def __init__(self, tiling: Tiling, tiles: Tensor) -> None:
-        self.tiling = tiling
-        row = tiles[:, None] * tiling.query_tile + torch.arange(tiling.query_tile, device=tiles.device)
-        self.real = row < tiling.seq_len_q
-        self.row = row.clamp(max=tiling.seq_len_q - 1)
-        self.position = self.row + tiling.offset
-
-    def weights(self, q: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
-        """Softmax weights [g, T·query_tile, seen keys]; a row that sees nothing is all 0."""
-        tiling = self.tiling
-        seen = min(tiling.seq_len_kv, int(self.position.max()) + 1) if tiling.causal else tiling.seq_len_kv
-        seen = min(tiling.seq_len_kv, max(1, -(-seen // tiling.block_size)) * tiling.block_size)
-        logits = q[:, self.row.flatten()] @ keys[:seen].mT
-        key = torch.arange(seen, device=q.device)
-        if tiling.causal:
-            logits.masked_fill_(key > self.position.flatten()[:, None], -torch.inf)
-        if allowed is not None:
-            hidden = ~allowed[..., key // tiling.block_size]
-            logits.masked_fill_(hidden.repeat_interleave(tiling.query_tile, 1), -torch.inf)
-        return logits.softmax(-1).masked_fill_(self.blind(allowed)[..., None], 0)
-
-    def blind(self, allowed: Tensor | None) -> Tensor:
-        """Rows that see no key at all: bool [T·query_tile], or [g or 1, T·query_tile] under a selection."""
-        if allowed is None:
-            return (self.position < 0).flatten() & self.tiling.causal
-        if not self.tiling.causal:
-            return ~allowed.any(-1).repeat_interleave(self.tiling.query_tile, 1)
-        started = torch.arange(self.tiling.blocks, device=allowed.device) * self.tiling.block_size
-        first = torch.where(allowed, started, self.tiling.seq_len_kv).amin(-1)
-        return first.repeat_interleave(self.tiling.query_tile, 1) > self.position.flatten()
-
-    def block_means(self, weights: Tensor) -> Tensor:
-        """Mean over each tile's real rows of the weight in each block: [g, T, blocks]."""
-        size, blocks = self.tiling.block_size, self.tiling.blocks
-        tail = -weights.shape[-1] % size
-        whole = torch.nn.functional.pad(weights, (0, tail)) if tail else weights
-        per_block = whole.unflatten(-1, (-1, size)).sum(-1)
-        per_block = torch.nn.functional.pad(per_block, (0, blocks - per_block.shape[-1]))
-        per_row = per_block.unflatten(1, self.real.shape) * self.real[None, :, :, None]
-        return per_row.sum(2) / self.real.sum(-1)[None, :, None]
-
-
-def row_chunks(tiling: Tiling, tiles: Tensor, group: int) -> Iterator[slice]:
-    """Parts of some tiles whose logits of one key/value head stay within CHUNK_ELEMENTS."""
-    step = max(1, CHUNK_ELEMENTS // max(1, group * tiling.query_tile * tiling.seq_len_kv))
-    for start in range(0, len(tiles), step):
-        yield slice(start, start + step)
-
-
-def allowed_blocks(selection: BlockSelection, b: int, mine: slice, heads: int, tiles: Tensor) -> Tensor:
-    """Blocks that each head may use on these tiles: bool [g or 1, T, blocks]."""
-    sets = selection.indices.shape[1]
-    first, last = mine.start * sets // heads, max(mine.start * sets // heads + 1, mine.stop * sets // heads)
-    listed = selection.indices[b, first:last][:, tiles].long()
-    blocks = selection.tiling.blocks
-    mask = torch.zeros((*listed.shape[:2], blocks + 1), dtype=torch.bool, device=listed.device)
-    return mask.scatter_(-1, torch.where(listed < 0, blocks, listed), True)[..., :-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pyramidbench.oracle import TileRows, allowed_blocks, row_chunks
+from pyramidbench.oracle_rows import TileRows, allowed_blocks, row_chunks
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
@@ -50,7 +50,7 @@ def head_gradients(
         rows = TileRows(tiling, tiles[part])
         at_rows, real = rows.row.flatten(), rows.real.flatten()[:, None]
         # [g, rows, seen keys]
-        weights = rows.weights(queries * scale, keys, allowed)
+        weights = rows.weights(queries * scale, keys[None], allowed)
         seen = weights.shape[-1]
         d_rows = upstream[:, at_rows] * real
         d_weights = d_rows @ values[:seen].mT

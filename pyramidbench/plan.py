@@ -11,6 +11,7 @@ from typing import Literal
 from pyramidbench.capture_file import InputDescription
 from pyramidbench.cell import Cell
 from pyramidbench.cost import Cost
+from pyramidbench.decoding import held_bytes
 from pyramidbench.errors import UserError
 from pyramidbench.expand import DescribeInput
 from pyramidbench.fastest import TIMING_S
@@ -41,6 +42,9 @@ TIMED_CALLS = 4
 for its rates or the host's time, the gate again."""
 GRADIENT_CALLS = 5
 """Calls that the gate makes besides, where the pass has gradients."""
+CHECKED_COPIES = 3
+"""Copies of a decoding step's tensors, which are nearly all that it needs, that the gate holds beside them on its other seed:
+new ones, in fp32 while they are drawn, those that a change is found by, and the values without their signs."""
 CHOOSING_CALLS = 5
 """Calls of each alternative, at least: one for the gate, one to learn how long it takes, three samples."""
 CLOCK_CALLS = 1 + FEWEST_SAMPLES
@@ -202,6 +206,8 @@ def _judge(
         return PlannedCell(cell, "unsupported", reason, None, None)
     seconds, needed = estimator.predict(cell), problem.io_bytes + estimator.cost(cell).workspace_bytes
     needed += problem.output_bytes * problem.needs_gradients
+    if problem.direction == "decode":
+        needed += held_bytes(method, problem) + CHECKED_COPIES * problem.io_bytes
     if needed > memory_bytes:
         reason = (
             f"predicted {gibibytes(needed)} of memory exceeds the {gibibytes(memory_bytes)} that are free; "

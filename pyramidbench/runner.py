@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from pyramidbench.cell import Cell
 from pyramidbench.clock import Call
+from pyramidbench.decoding import hold, release
 from pyramidbench.device import release_cached
 from pyramidbench.errors import UserError
 from pyramidbench.fastest import Choice
@@ -70,14 +72,17 @@ class Runner:
             # A fault of a GPU shows late: another call than the one at fault may have been announced since.
             known = status != "cuda_error" or one_by_one
             return Lost(at_work if known else None, status, reason)
+        finally:
+            for method in self.compiled.values():
+                release(method)
 
     def finish(self, cell: Cell, judged: Record, timing: Timing) -> Record:
         """The record of a cell that has been timed: stages, memory, rates, and the gate on another seed."""
 
         def whole() -> Record:
-            loaded = self._load(cell)
-            method = self._method(cell)
-            return finish(method, loaded, judged, timing, self.settings)
+            loaded, method = self._load(cell), self._method(cell)
+            with released(method):
+                return finish(method, loaded, judged, timing, self.settings)
 
         return self._recorded(cell, whole)
 
@@ -115,7 +120,8 @@ class Runner:
         release_cached(self.device)
         loaded = self._load(cell)
         choice = loaded.choose(method) if cell.timed else Choice(method)
-        columns = describe(cell, self.settings) | judge(cell, choice.method, loaded, self.settings)
+        with released(choice.method):
+            columns = describe(cell, self.settings) | judge(cell, choice.method, loaded, self.settings)
         columns["reason"] = choice.note
         if cell.timed:
             columns["setup_s"] += imported_s
@@ -146,9 +152,19 @@ class Runner:
         release_cached(self.device)
         training = Training.of(method, *loaded.tensors, loaded.problem) if loaded.problem.needs_gradients else None
         call = timed_call(method, loaded.tensors, loaded.problem, training)
+        hold(method, loaded.k, loaded.v, loaded.problem)
         if not is_compiled:
             seconds_of(call, self.device)
         return call
+
+
+@contextmanager
+def released(method: Method) -> Iterator[None]:
+    """What a method holds between its calls is given up at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        release(method)
 
 
 def _set_garbage_aside() -> None:

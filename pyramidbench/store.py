@@ -46,6 +46,11 @@ class Run:
         return with_speedups(pd.DataFrame(rows, columns=columns()))
 
     @property
+    def done(self) -> set[str]:
+        """Identities of the cells that need no further attempt."""
+        return {record.cell for record in self.records if _is_final(record)}
+
+    @property
     def missing(self) -> int:
         """Planned cells that have no record yet."""
         return len(set(self.manifest.cells) - {record.cell for record in self.records})
@@ -172,7 +177,7 @@ class RunWriter:
     def is_done(self, cell: Cell) -> bool:
         """Whether a cell needs no further attempt: it was measured, or found wrong. Everything else is tried again."""
         record = self.records.get(cell.identity)
-        return record is not None and record.status in (*MEASURED, "incorrect")
+        return record is not None and _is_final(record)
 
     @staticmethod
     def now() -> str:
@@ -200,6 +205,10 @@ class RunWriter:
         finally:
             self.lock.release()
         return run
+
+
+def _is_final(record: Record) -> bool:
+    return record.status in (*MEASURED, "incorrect")
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-PIECE = 1 << 14
-"""Rows that are drawn at a time where only the last ones are kept."""
+PIECE = 1 << 12
+"""Rows that have a stream of their own where the last rows of many are wanted. With another number it is another input."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,17 @@ def normal(stream: np.random.Generator, rows: int, columns: int) -> Array:
     return stream.standard_normal((rows, columns), dtype=np.float32)
 
 
-def last_normal(stream: np.random.Generator, sizes: Sizes) -> Array:
-    """The last `queries` rows of as many as there are tokens, [queries, head_dim]; all are drawn, a piece at a time."""
-    dropped = sizes.length - sizes.queries
-    for first in range(0, dropped, PIECE):
-        normal(stream, min(PIECE, dropped - first), sizes.head_dim)
-    return normal(stream, sizes.queries, sizes.head_dim)
+def last_normal(streams: Streams, role: str, index: int, sizes: Sizes) -> Array:
+    """The last `queries` rows of as many as there are tokens, [queries, head_dim].
+
+    Every PIECE rows have a stream of their own, the first ones that of the role: a step of decoding draws one piece, where all
+    queries before it would be two thirds of what its inputs take.
+    """
+    first = sizes.length - sizes.queries
+    pieces = []
+    for piece in range(first // PIECE, -(-sizes.length // PIECE)):
+        begin = piece * PIECE
+        stream = streams.of(role, index, *([piece] if piece else []))
+        rows = normal(stream, min(PIECE, sizes.length - begin), sizes.head_dim)
+        pieces.append(rows[max(0, first - begin) :])
+    return np.concatenate(pieces)

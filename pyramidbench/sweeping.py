@@ -187,7 +187,9 @@ def _measure(made: Plan, todo: list[PlannedCell], settings: Settings, writer: Ru
 
     with working(settings) as worker:
         every = [planned.cell for planned in made.cells]
-        groups = GroupSweep(every, worker, writer, settings, estimator, verdict, started, reporter.timing, done)
+        groups = GroupSweep(
+            every, worker, writer, settings, estimator, verdict, started, reporter.timing, done, made.memory_bytes
+        )
         for _, group in groupby(todo, key=lambda planned: planned.cell.group):
             groups.run(list(group))
 

@@ -1,9 +1,9 @@
 """Synthetic inputs: seeded generative models of q, k and v, one dataclass each, whose docstring says what it models.
 
 Every model fills one (sequence, key/value head) by itself and draws its numbers on the CPU from streams named by
-(input, seed, sequence, head, role), token after token. So every device gets the same numbers, however many threads fill
-heads, and the first n tokens of a longer sequence are the sequence of length n (for `topics` up to the rounding of one
-matrix product). Query i of M is the token at position i + N - M of N.
+(input, seed, sequence, head, role), token after token; queries of `normal` have a stream for every 4 096 tokens. So every
+device gets the same numbers, however many threads fill heads, and the first n tokens of a longer sequence are the sequence
+of length n (for `topics` up to the rounding of one matrix product). Query i of M is the token at position i + N - M of N.
 
 The models think in logits: q and k are made so that q·k is the logit, then each is multiplied by D^¼, which the
 softmax scale 1/√D takes out again.
@@ -49,7 +49,7 @@ class Normal:
 
     def head(self, sizes: Sizes, streams: Streams) -> tuple[Array, Array, Array]:
         """Standard normal arrays; the logits q·k/√D have variance 1."""
-        q = np.stack([last_normal(streams.of("q", h), sizes) for h in range(sizes.group)])
+        q = np.stack([last_normal(streams, "q", h, sizes) for h in range(sizes.group)])
         k = normal(streams.of("k"), sizes.length, sizes.head_dim)
         return q, k, normal(streams.of("v"), sizes.length, sizes.head_dim_v)
 
@@ -199,7 +199,7 @@ def synthetic_tensors(name: str, sizes: Sizes, seed: int, dtype: torch.dtype) ->
         k[b, g] = torch.from_numpy(keys[-sizes.keys :])
         v[b, g] = torch.from_numpy(values[-sizes.keys :])
 
-    # numpy draws without the interpreter's lock: one thread takes 10 s for a step of decoding on 64k tokens, 32 heads on 8.
+    # numpy draws without the interpreter's lock.
     at_once = min(torch.get_num_threads(), ARRAY_BYTES // (4 * model.floats(sizes)))
     with ThreadPoolExecutor(max(1, at_once)) as threads:
         filled = [threads.submit(fill, b, g) for b, g in product(range(sizes.batch), range(sizes.kv_heads))]

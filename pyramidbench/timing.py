@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyramidbench.clock import HOST_REPEATS, LAUNCH_BOUND, LONG_CALL_S, Announce, Cache, Call, Clock, clock_for, nobody
+from pyramidbench.decoding import append_newest
 from pyramidbench.graphs import record_graph
 from pyramidbench.method import Method
 from pyramidbench.nvml import DeviceState, Watch, watch_for
@@ -153,6 +154,9 @@ def stage_columns(
 
     def select() -> None:
         nonlocal selection
+        if problem.direction == "decode":
+            append_newest(method, k, v, problem)
+            return
         selection = None if method.chooses_inside else method.select(q, k, problem)
 
     def attend() -> Tensor:

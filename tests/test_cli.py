@@ -224,6 +224,12 @@ def test_a_sweep_shows_its_table_and_says_where_run_and_report_lie(command: Comm
     assert "speed-up" in outcome.out
     assert "Run: run" in outcome.out
     assert "Report: reports/run/report.html" in outcome.out
+    cells = tmp_path / "run" / "cells.jsonl"
+    lines = cells.read_text().splitlines(keepends=True)
+    cells.write_text("".join([*lines[:2], lines[2].replace('"status":"ok"', '"status":"oom"').replace("low_n", "oom")]))
+    planned = command("sweep", *TINY, "--out", "run", "--dry-run")
+    assert "2 of them are done in 'run'; the same command measures the others there." in planned.out
+    cells.write_text("".join(lines))
     assert (tmp_path / "reports" / "run" / "report.html").is_file()
     assert load_run(tmp_path / "run").manifest.argv[:2] == ["pyramidbench", "sweep"]
     again = command("sweep", *TINY, "--out", "run")

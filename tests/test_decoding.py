@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,16 +15,19 @@ from torch import Tensor
 from pyramidbench import sweep
 from pyramidbench.cell import Cell
 from pyramidbench.decoder import CacheLayout, RepeatingDecoder
-from pyramidbench.decoding import decoding
+from pyramidbench.decoding import decoding, held_bytes, hold
 from pyramidbench.errors import UserError
 from pyramidbench.gate import GateFailure, check_call, check_causal
 from pyramidbench.kernels.backends import HAS_TRITON
 from pyramidbench.kernels.decoder import BlockDecoder
 from pyramidbench.method import BlockMethod, Method
+from pyramidbench.outcome import Lost, Settings
 from pyramidbench.problem import Problem
 from pyramidbench.registry import create, method_names
+from pyramidbench.runner import Runner
 from pyramidbench.stages import listening
 from pyramidbench.suite import load_suite, suite_from_flags
+from pyramidbench.timing import stage_columns
 
 Tensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 SMALL: dict[str, Any] = {"top_k": 2, "block_size": 16, "query_tile": 1}
@@ -226,6 +230,89 @@ def test_an_append_that_ends_a_part_of_a_block_reads_its_keys() -> None:
     # 16 keys of four parts of 64, and a mean, for each of 8 heads.
     assert costs[0].bytes - costs[1].bytes == 8 * 17 * 128 * 2
     assert costs[0].flops - costs[1].flops == 8 * 16 * 128
+
+
+@pytest.mark.parametrize("name", ["dense", "quest", "pyramid", "flat:sub", "sliding_window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_decoder_holds_is_known_before_it_is_made(name: str, dtype: torch.dtype, tensors: Tensors) -> None:
+    q, k, v = tensors(queries=1, keys=300, heads=4, kv_heads=2, dim=16, dtype=dtype)
+    problem = replace(Problem.of(q, k, v, causal=True, scale=None), direction="decode")
+    decoder = plain(name).decoder(problem, LAYOUT)
+    held = decoder.k.nbytes + decoder.v.nbytes if isinstance(decoder, RepeatingDecoder) else decoder.bytes  # type: ignore[attr-defined]
+    assert held_bytes(decoding(plain(name)), problem) == held
+    assert held_bytes(plain(name), problem) == 0
+
+
+class Counted:
+    """Decoders that live, counted where they are made; `most` is how many did beside one another."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.living: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = self.made = 0
+        for cls in (RepeatingDecoder, BlockDecoder):
+            monkeypatch.setattr(cls, "__init__", self._counting(cls.__init__))
+
+    def _counting(self, honest: Callable[..., None]) -> Callable[..., None]:
+        def made(decoder: Any, *arguments: Any) -> None:
+            honest(decoder, *arguments)
+            self.living.add(decoder)
+            self.most, self.made = max(self.most, len(self.living)), self.made + 1
+
+        return made
+
+
+def test_decoders_live_beside_one_another_only_while_they_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a million tokens each takes gigabytes: judging and finishing hold one at a time."""
+    counted = Counted(monkeypatch)
+    runner = Runner(Settings("cpu", "Test CPU", tmp_path, 0.02, 1 << 20))
+    cells = [
+        Cell(method=method, seq_len=1, seq_len_kv=200, direction="decode", heads=2, head_dim=16, head_dim_v=16,
+             parameters={} if method == "dense:math" else SMALL)
+        for method in ("dense:math", "pyramid", "flat")
+    ]  # fmt: skip
+    judged = [runner.judge(cell) for cell in cells]
+    assert {record.status for record in judged} == {"ok"}, [record.reason for record in judged]
+    assert (counted.most, len(counted.living)) == (1, 0)
+    timings = runner.time(cells)
+    assert not isinstance(timings, Lost)
+    assert (counted.most, len(counted.living)) == (3, 0)
+    counted.most = 0
+    records = [runner.finish(*entry) for entry in zip(cells, judged, timings)]
+    assert {record.status for record in records} <= {"ok", "low_n"}, [record.reason for record in records]
+    assert (counted.most, len(counted.living)) == (1, 0)
+    assert counted.made == 3 * (1 + 1 + 2), "the gate, the clock, and stages beside the gate on another seed"
+
+
+def test_decoders_are_given_up_where_timing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Counted(monkeypatch)
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr("pyramidbench.runner.measure_in_turns", fail)
+    runner = Runner(Settings("cpu", "Test CPU", tmp_path, 0.02, 1 << 20))
+    cells = [
+        Cell(method=name, seq_len=1, seq_len_kv=200, direction="decode", head_dim=16, head_dim_v=16, parameters=SMALL)
+        for name in ("pyramid", "flat")
+    ]
+    lost = runner.time(cells)
+    assert isinstance(lost, Lost)
+    assert lost.status == "oom"
+    assert (counted.most, len(counted.living)) == (2, 0)
+
+
+def test_a_step_s_stages_hold_no_second_choice(tensors: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step chooses inside its attention; asking for its blocks besides makes a GPU wait for the host."""
+    (q, k, v), problem = posed(tensors)
+    step = decoding(plain("pyramid"))
+    hold(step, k, v, problem)
+    monkeypatch.setattr(BlockDecoder, "select", lambda *_: pytest.fail("the blocks were asked for"))
+    columns = stage_columns(step, (q, k, v), problem, None, "warm", 1e-3)
+    assert columns["append_s"] > 0
+    assert columns["attend_s"] > columns["append_s"]
+    assert columns["index_s"] is columns["build_s"] is columns["route_s"] is None
 
 
 @pytest.mark.usefixtures("no_workers")

@@ -77,7 +77,9 @@ class Swept:
     folder: Path
 
 
-def sweep_group(folder: Path, cells: list[Cell], worker: FakeWorker, todo: list[Cell] | None = None) -> Swept:
+def sweep_group(
+    folder: Path, cells: list[Cell], worker: FakeWorker, todo: list[Cell] | None = None, memory_bytes: float = 1e12
+) -> Swept:
     manifest = Manifest(
         schema_version=SCHEMA_VERSION, name="mine", created="now", argv=[], suite={}, settings={}, version="0",
         cells=[cell.identity for cell in cells],
@@ -91,7 +93,9 @@ def sweep_group(folder: Path, cells: list[Cell], worker: FakeWorker, todo: list[
         assert writer.is_done(cell) == (record.status in ("ok", "incorrect")), "told before it was on disk"
         told.append((cell.method, took_s))
 
-    groups = GroupSweep(cells, worker, writer, SETTINGS, estimator, lambda _: None, lambda _: None, timed.append, done)
+    groups = GroupSweep(
+        cells, worker, writer, SETTINGS, estimator, lambda _: None, lambda _: None, timed.append, done, memory_bytes
+    )
     groups.run([PlannedCell(cell, "run", None, 1.0, 1.0) for cell in todo or cells])
     assert {cell.method for session in timed for cell in session} >= set(worker.finished)
     run = writer.close()
@@ -250,3 +254,45 @@ def test_a_cell_is_charged_its_part_of_the_session(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(group_sweep.time, "perf_counter", lambda: now[0])
     swept = sweep_group(tmp_path / "run", [cell_of(method) for method in METHODS], worker)
     assert swept.told == [(method, 2.0) for method in METHODS]
+
+
+def out_of_memory(cells: Sequence[Cell]) -> Lost:
+    """Memory runs out while the last one is at work."""
+    return Lost(cells[-1].identity, "oom", "out of memory")
+
+
+def test_a_session_that_memory_does_not_hold_is_cut_in_halves(tmp_path: Path) -> None:
+    worker = FakeWorker(faults=[out_of_memory])
+    swept = sweep_group(tmp_path / "run", [cell_of(method) for method in METHODS], worker)
+    assert [methods for methods, _ in worker.sessions] == [
+        METHODS, ["dense:flash", "dense:math"], ["pyramid", "flat", "dense:flash"],
+    ]  # fmt: skip
+    assert {record.status for record in swept.records.values()} == {"ok"}
+    assert swept.records["flat"].speedup == pytest.approx(0.5), "the second half has its reference"
+
+
+def test_who_runs_out_of_memory_alone_is_lost_alone(tmp_path: Path) -> None:
+    worker = FakeWorker(faults=[by("flat"), out_of_memory, lambda _: None, out_of_memory, out_of_memory])
+    methods = ["dense:flash", "pyramid", "flat"]
+    swept = sweep_group(tmp_path / "run", [cell_of(method) for method in methods], worker)
+    assert [methods for methods, _ in worker.sessions] == [
+        methods, ["dense:flash", "pyramid"], ["dense:flash"], ["pyramid", "dense:flash"], ["pyramid"],
+    ]  # fmt: skip
+    assert {method: record.status for method, record in swept.records.items()} == {
+        "dense:flash": "ok", "pyramid": "oom", "flat": "crashed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("memory_bytes", "largest"), [(0, 1), (4.3e9, 1), (6.5e9, 3), (1e12, 4)])
+def test_a_session_holds_as_many_caches_as_memory(memory_bytes: float, largest: int, tmp_path: Path) -> None:
+    """Tensors of 1.07 GB, a cache of 1.07 to 1.2 GB for each method, and one more for the reference of a later session."""
+    cells = [
+        Cell(method=method, seq_len=1, seq_len_kv=1 << 20, heads=8, kv_heads=2, head_dim=128, head_dim_v=128, dtype="bfloat16",
+             direction="decode", parameters={} if method.startswith("dense") else {"query_tile": 1})
+        for method in METHODS
+    ]  # fmt: skip
+    worker = FakeWorker()
+    swept = sweep_group(tmp_path / "run", cells, worker, memory_bytes=memory_bytes)
+    assert {record.status for record in swept.records.values()} == {"ok"}
+    assert len(worker.sessions[0][0]) == largest
+    assert all(any(name.startswith("dense") for name in methods) for methods, _ in worker.sessions)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyramidbench import oracle
+from pyramidbench import oracle, oracle_rows
 from pyramidbench.oracle import block_mass, exact_rows, sample_tiles
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
@@ -99,8 +99,42 @@ def test_rows_are_exact_attention_over_the_allowed_blocks(
 def test_small_chunks_give_the_same_mass(tensors: MakeTensors, tiling: Tiling, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, _ = make(tensors, tiling)
     at_once = mass_of(q, k, tiling)
-    monkeypatch.setattr(oracle, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(oracle_rows, "CHUNK_ELEMENTS", 1)
     torch.testing.assert_close(mass_of(q, k, tiling), at_once)
+
+
+@pytest.mark.parametrize("sets", [None, 2, 4])
+@pytest.mark.parametrize("queries", [1, 5])
+def test_heads_of_few_rows_are_taken_together(
+    tensors: MakeTensors, queries: int, sets: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of many sequences: the same numbers as of each head by itself."""
+    tiling = Tiling(queries, 300, 16, 1, True)
+    q, k, v = make(tensors, tiling)
+    selection = None
+    if sets is not None:
+        lists = torch.stack([torch.randperm(18, generator=torch.Generator().manual_seed(i))[:4].sort().values
+                             for i in range(2 * sets * queries)]).view(2, sets, queries, 4)  # fmt: skip
+        selection = BlockSelection.from_indices(lists, tiling)
+    tiles = torch.arange(queries)
+    calls: list[int] = []
+    honest = oracle_rows.TileRows.weights
+
+    def counted(self: oracle_rows.TileRows, q: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
+        calls.append(len(keys))
+        return honest(self, q, keys, allowed)
+
+    monkeypatch.setattr(oracle_rows.TileRows, "weights", counted)
+    together = exact_rows(q, k, v, tiling, 0.3, tiles, selection)
+    monkeypatch.setattr(oracle, "HEAD_ELEMENTS", 3 * 2 * 300 * k.shape[3])
+    three = exact_rows(q, k, v, tiling, 0.3, tiles, selection)
+    monkeypatch.setattr(oracle, "FEW_ROWS", 0)
+    apart = exact_rows(q, k, v, tiling, 0.3, tiles, selection)
+    assert calls == [4, 3, 1, 1, 1, 1, 1]
+    assert together.output is not None
+    for found in (together, three):
+        torch.testing.assert_close(found.mass, apart.mass)
+        torch.testing.assert_close(found.output, apart.output)
 
 
 def test_low_precision_inputs_are_summed_in_fp32(tensors: MakeTensors) -> None:

@@ -111,6 +111,19 @@ def test_a_cell_over_the_memory_is_skipped_with_the_estimate() -> None:
     assert judge(one, memory_bytes=needed).runs
 
 
+def test_a_step_needs_memory_for_its_cache_and_for_what_the_gate_holds() -> None:
+    """64 sequences of 128k tokens: 34 GB of keys and values, as much in the cache, and three times that at the gate."""
+    one = cell("dense:flash", seq_len=1, seq_len_kv=1 << 17, direction="decode", batch=64, heads=32, kv_heads=8, head_dim=128,
+               head_dim_v=128, dtype="bfloat16")  # fmt: skip
+    tokens = 64 * 8 * (1 << 17) * 256 * 2
+    needed = judge(one).memory_bytes
+    assert needed is not None
+    assert 5 * tokens <= needed < 5.2 * tokens
+    assert judge(one, memory_bytes=140e9).verdict == "skipped"
+    pyramid = one.model_copy(update={"method": "pyramid", "parameters": {"query_tile": 1}})
+    assert 0.05 * tokens < (judge(pyramid).memory_bytes or 0) - needed < 0.15 * tokens
+
+
 def test_what_a_method_cannot_do_is_unsupported_and_has_no_estimate() -> None:
     planned = judge(cell("sliding_window", causal=False))
     assert planned.verdict == "unsupported"

@@ -48,17 +48,35 @@ def test_the_first_tokens_do_not_depend_on_the_length(name: str) -> None:
         torch.testing.assert_close(short, long[:, :, :700], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("piece", [streams.PIECE, 64, 300, 299])
 @pytest.mark.parametrize("name", synthetic_names())
-def test_queries_are_the_last_positions(name: str) -> None:
+def test_queries_are_the_last_positions(name: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PIECE", piece)
     q, k, _ = load_inputs(cell_of(name, 300), CPU)
     q_last, k_last, _ = load_inputs(cell_of(name, 300, queries=7), CPU)
     assert torch.equal(q_last, q[:, :, -7:])
     assert torch.equal(k_last, k)
 
 
+def test_the_queries_before_a_step_are_not_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be two thirds of all numbers: a step on a million tokens has one query a head."""
+    drawn: list[int] = []
+
+    def counted(stream: np.random.Generator, rows: int, columns: int) -> streams.Array:
+        drawn.append(rows)
+        return normal(stream, rows, columns)
+
+    normal = streams.normal
+    monkeypatch.setattr(streams, "normal", counted)
+    monkeypatch.setattr(streams, "PIECE", 50)
+    q, _, _ = load_inputs(cell_of("normal", 1000, queries=1), CPU)
+    assert sum(drawn) <= 50 * q.shape[1]
+    assert q.std() > 0.5
+
+
 @pytest.mark.parametrize("threads", [1, 5])
 @pytest.mark.parametrize("name", synthetic_names())
-def test_threads_and_pieces_change_no_number(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_number(name: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = streams.Sizes(batch=2, heads=4, kv_heads=2, queries=3, keys=50, head_dim=24, head_dim_v=10)
     heads = [
         synthetic.MODELS[name].head(replace(sizes, queries=50), streams.Streams(name, 7, b, g))
@@ -66,7 +84,6 @@ def test_threads_and_pieces_change_no_number(name: str, threads: int, monkeypatc
         for g in range(2)
     ]
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
-    monkeypatch.setattr(streams, "PIECE", 11)
     q, k, v = synthetic.synthetic_tensors(name, sizes, 7, torch.float32)
     for at, (queries, keys, values) in enumerate(heads):
         b, g = divmod(at, 2)
@@ -107,7 +124,8 @@ def test_sizes_dtype_sequences_and_heads(name: str) -> None:
 
 
 def test_the_numbers_stay_the_same_between_versions() -> None:
-    _, k, _ = load_inputs(cell_of("normal", 64), CPU)
+    q, k, _ = load_inputs(cell_of("normal", 64), CPU)
+    assert q[0, 1, 0, :2].tolist() == pytest.approx([-0.24875338, 1.26530409], rel=1e-6)
     assert k[0, 0, 0, :2].tolist() == pytest.approx([-1.3330938, 0.60586292], rel=1e-6)
 
 

@@ -52,7 +52,7 @@ def test_parts_run_alone_and_in_the_order_given(tmp_path: Path) -> None:
 def test_what_times_waits_until_nothing_compiles(tmp_path: Path) -> None:
     lines = asked(tmp_path, "compile", "alone", SUITES="decode upstream", JOBS="3")
     assert lines[0].startswith("bench_prefill.py")
-    assert lines[1:3] == ["compile_suite.py decode --jobs 3", "compile_suite.py upstream --jobs 3"]
+    assert lines[1:3] == ["compile_steps.py decode --jobs 3", "compile_suite.py upstream --jobs 3"]
     assert "-m gpu and alone" in lines[3]
     assert len(lines) == 4
 

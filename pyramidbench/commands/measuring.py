@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pyramidbench.plan import PlannedCell
     from pyramidbench.store import Run
     from pyramidbench.suite import Suite
+    from pyramidbench.sweeping import Plan
 
 
 def measured(
@@ -36,6 +37,7 @@ def measured(
         print_json([_planned_json(planned) for planned in made.cells])
     elif dry_run:
         show_plan(console(), made.cells)
+        _tell_done(made, out)
     if dry_run:
         return None
     for said in dict.fromkeys(fault(planned.cell.method) for planned in made.cells):
@@ -43,6 +45,20 @@ def measured(
             sys.stderr.write(f"error: {said}; the other methods go on\n")
     with SweepProgress(console(error=as_json)) as progress:
         return run_plan(made, out=out, fresh=fresh, reporter=progress)
+
+
+def _tell_done(made: Plan, out: Path | None) -> None:
+    """How many of a plan's cells need no further attempt, where its folder has some already."""
+    from pyramidbench.folder import run_folder
+    from pyramidbench.render import print_line
+    from pyramidbench.store import load_run
+    from pyramidbench.sweeping import RESULTS
+
+    planned = [cell.cell.identity for cell in made.cells]
+    folder = out or run_folder(RESULTS, made.suite.name, made.device, planned)
+    if (folder / "manifest.json").is_file():
+        done = len(load_run(folder).done.intersection(planned))
+        print_line(console(), f"{done} of them are done in '{folder}'; the same command measures the others there.")
 
 
 def _planned_json(planned: PlannedCell) -> dict[str, object]:

@@ -67,6 +67,10 @@ tests() {
 compile() {
     timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1
     for suite in ${SUITES:-prefill training decode upstream}; do
+        if [ "$suite" = decode ]; then
+            timeout "$limit_s" "$python" "$here/compile_steps.py" decode --jobs "${JOBS:-4}"
+            continue
+        fi
         timeout "$limit_s" "$python" "$here/compile_suite.py" "$suite" --jobs "${JOBS:-4}"
     done
 }
