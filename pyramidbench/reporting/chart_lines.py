@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import altair as alt
 import numpy as np
@@ -80,11 +80,13 @@ def _lines(figure: Figure, panel: Panel, data: pd.DataFrame) -> list[alt.Chart]:
     return layers
 
 
-def places(figure: Figure, xs: Sequence[float]) -> list[float]:
+def places(figure: Figure, xs: Iterable[float]) -> list[float]:
     """Where values stand on a figure's x axis: shares of attention by their nines, all others where they are."""
     if figure.x is None or figure.x.ticks != "kept":
         return list(xs)
-    return [float(at) for at in Nines.of(_shares(_numbers(figure.data, ["x"]))).decades(np.asarray(xs, dtype=float))]
+    return [
+        float(at) for at in Nines.of(_shares(_numbers(figure.data, ["x"]))).decades(np.asarray(list(xs), dtype=float))
+    ]
 
 
 def _shares(numbers: Sequence[float]) -> NDArray[np.float64]:
