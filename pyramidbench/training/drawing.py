@@ -66,7 +66,9 @@ def _curves(logs: pd.DataFrame, probes: pd.DataFrame) -> Canvas:
     ):
         axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=4)
         axes.set_xlabel("step")
-    guess_line(panels[1], math.log(VOCABULARY))
+    guess = math.log(VOCABULARY)
+    guess_line(panels[1], guess)
+    panels[1].set_ylim(bottom=min(guess, float(logs["pair_loss"].min())) - 0.12)
     panels[0].set_ylim(top=float(logs["loss"].quantile(0.9)) + 0.3)
     panels[2].set_xscale("log", base=2)
     ticks = sorted(own["length"].unique())

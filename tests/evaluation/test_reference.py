@@ -12,18 +12,21 @@ import pytest
 from pyramidbench.evaluation import figures
 from pyramidbench.evaluation.journal import load_evaluation
 from pyramidbench.evaluation.report import write_report
-from pyramidbench.evaluation.summary import sample_key
+from pyramidbench.evaluation.summary import sample_key, summarise
 from pyramidbench.training import drawing
 from pyramidbench.training.drawing import write_training_report
 
 ROOT = Path(__file__).parents[2]
 RESULTS, REPORTS = ROOT / "results" / "reference", ROOT / "reports" / "reference"
-EVALUATIONS = sorted(path.parent for path in RESULTS.glob("*/manifest.json") if "kind" in json.loads(path.read_text()))
+MANIFESTS = sorted(RESULTS.glob("*/manifest.json"))
+EVALUATIONS = [path.parent for path in MANIFESTS if json.loads(path.read_text()).get("kind") == "evaluation"]
 REPORTED = {
     "smollm2-h200": (
         "perplexity", "recall", "single-needle-0", "multi-key-0", "values", "choices-1", "choices-2",
     ),
-    "smollm2-cpu": ("needle-cpu", "retrieval", "several-cpu", "zero-shot-cpu", "commonsense-dense"),
+    "smollm2-needle-cpu": ("needle-cpu",),
+    "smollm2-retrieval": ("retrieval",),
+    "smollm2-zero-shot-cpu": ("zero-shot-cpu", "several-cpu"),
 }  # fmt: skip
 """The evaluations that a report is made of, in their order."""
 LEFT_OUT = {("smollm2-choices-2", "goal_inference", "pyramid", "keep=5%")}
@@ -50,8 +53,9 @@ def test_an_evaluation_is_of_whole_rounds_and_names_no_folder_of_its_machine(fol
                 assert methods == expected - lost
 
 
-def test_every_evaluation_is_in_a_report() -> None:
-    assert {f"smollm2-{name}" for names in REPORTED.values() for name in names} == {path.name for path in EVALUATIONS}
+def test_every_evaluation_of_several_attentions_is_in_a_report() -> None:
+    reported = {f"smollm2-{name}" for names in REPORTED.values() for name in names}
+    assert reported == {path.name for path in EVALUATIONS} - {"smollm2-commonsense-dense"}
 
 
 @pytest.mark.parametrize("name", REPORTED)
@@ -76,3 +80,20 @@ def assert_same(made: Path, committed: Path, again: str) -> None:
     assert {path.name for path in made.iterdir()} - {"results.csv"} == names - {"results.csv"}, again
     if "results.csv" in names:
         assert (made / "results.csv").read_text() == (committed / "results.csv").read_text(), again
+
+
+def test_the_table_of_losses_in_the_docs_is_that_of_the_rows() -> None:
+    summary = summarise(load_evaluation(RESULTS / "smollm2-perplexity").frame)
+    found = {
+        (row["method"], row["text"], row["budget"]): row["difference"] for row in summary.to_dict("records")
+    }  # fmt: skip
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    start = text.index("| attention | *Emma* 5 % |")
+    lines = text[start : text.index("\n\n", start)].splitlines()[2:]
+    assert len(lines) == 8
+    budgets = [(name, f"keep={share}%") for name in ("emma", "python-stdlib") for share in (5, 10, 20, 40)]
+    for line in lines:
+        method, *told = (cell.strip() for cell in line.strip("|").split("|"))
+        name = method.split("`")[1]
+        for (of, budget), cell in zip(budgets, told, strict=True):
+            assert float(cell.replace("−", "-")) == pytest.approx(found[name, of, budget], abs=6e-4), (name, of, budget)
