@@ -26,7 +26,7 @@ REPORTED = {
     ),
     "smollm2-needle-cpu": ("needle-cpu",),
     "smollm2-retrieval": ("retrieval",),
-    "smollm2-zero-shot-cpu": ("zero-shot-cpu", "several-cpu"),
+    "smollm2-zero-shot-cpu": ("zero-shot-cpu", "several-cpu", "tracking-cpu"),
 }  # fmt: skip
 """The evaluations that a report is made of, in their order."""
 LEFT_OUT = {("smollm2-choices-2", "goal_inference", "pyramid", "keep=5%")}
