@@ -15,6 +15,8 @@ from pyramidbench.reporting.palette import INK, MUTED, SHADE, Series
 from pyramidbench.units import is_missing, tokens
 
 Drawn = dict[str, tuple[Canvas, str]]
+ALL_RIGHT = "exact match of all"
+"""The metric of tasks with several answers: its interval is not one of the share that is drawn."""
 TITLES = {
     "perplexity": "Perplexity: loss above dense attention",
     "retrieval": "Retrieval: share of the answers that are right",
@@ -155,8 +157,8 @@ def _value(rows: pd.DataFrame, group: str) -> pd.Series:
 
 
 def _has_bars(rows: pd.DataFrame) -> pd.Series:
-    """Where the interval of the score is one of what is drawn."""
-    return rows["low"].notna() & (rows["partial"].isna() | (rows["partial"] == rows["score"]))
+    """Where the interval of the score is one of what is drawn: in tasks that ask for a single answer."""
+    return rows["low"].notna() & (rows["metric"] != ALL_RIGHT)
 
 
 def _spread(method: str, series: dict[str, Series]) -> float:

@@ -50,6 +50,15 @@ def test_a_row_of_panels_is_named_once(panels: list[Axes]) -> None:
     assert names == [["single_needle"], [], ["multi_key"], []]
 
 
+def test_of_several_answers_the_share_is_drawn_without_the_interval_of_another_score() -> None:
+    several = [
+        {**row, "partial": 0.0, "score": 0.0, "metric": "exact match of all"} for row in rows("multi_value", 1024)
+    ]
+    single = [{**row, "metric": "exact match"} for row in rows("single_needle", 1024)]
+    canvas, _ = quality(pd.DataFrame(several + single, columns=columns()))["quality-retrieval"]
+    assert [len(axes.collections) for axes in canvas.axes] == [0, 1]
+
+
 def test_the_time_of_a_long_prompt_stands_beside_the_quality() -> None:
     told = [{**row, "group": "perplexity", "task": "perplexity", "text": "emma"} for row in rows("perplexity", 8192)]
     frame = pd.DataFrame(told, columns=columns())
