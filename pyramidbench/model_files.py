@@ -189,6 +189,11 @@ def _folder(folder: Path) -> ModelSource:
     if not (folder / "config.json").is_file():
         raise UserError(f"folder '{folder}' holds no config.json, so no Hugging Face model; {_accepted()}.")
     weights = sorted(folder.glob("*.safetensors"))
+    if not weights and not list(folder.glob("*.bin")):
+        raise UserError(
+            f"folder '{folder}' holds no weights (*.safetensors or *.bin); put them there, or name a GGUF file in it with "
+            "--gguf-file."
+        )
     return ModelSource(folder.resolve().name, str(folder), file_sha256(weights[0]) if len(weights) == 1 else None)
 
 

@@ -71,15 +71,17 @@ def test_a_full_budget_is_dense_attention(ids: Tensor, side: str) -> None:
     assert used.density == 1
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("padding", [5, 8, 21])
-def test_padding_changes_nothing_that_a_sequence_sees(ids: Tensor, padding: int) -> None:
+def test_padding_changes_nothing_that_a_sequence_sees(ids: Tensor, padding: int, side: str) -> None:
     model = tiny()
     sparse.use(model, "pyramid", **SMALL)
-    alone = model(ids[:1, padding:]).logits
-    mask = left(padding)
+    mask = left(padding) if side == "left" else left(padding).flip(1)
+    seen = mask[0].bool()
+    alone = model(ids[:1, seen]).logits
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     batched = model(ids, attention_mask=mask, position_ids=positions).logits
-    torch.testing.assert_close(batched[:1, padding:], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batched[:1, seen], alone, rtol=1e-4, atol=1e-5)
     assert 0 < (sparse.usage().choice_share or 0) < 1
 
 
@@ -205,6 +207,14 @@ def test_models_that_cannot() -> None:
     sparse.use(model, "pyramid")
     with pytest.raises(UserError, match=r"attention dropout 0.1 is not supported"):
         model(torch.zeros(1, 4, dtype=torch.long))
+    capped = tiny(transformers.Gemma2Config, layer_types=["full_attention"] * LAYERS, attn_logit_softcapping=50.0)
+    sparse.use(capped, "pyramid")
+    with pytest.raises(UserError, match="attention uses softcap, which is no plain softmax over keys"):
+        capped(torch.zeros(1, 4, dtype=torch.long))
+    model = tiny()
+    sparse.use(model, "pyramid")
+    with pytest.raises(UserError, match="has no matrix of weights; call the model without output_attentions"):
+        model(torch.zeros(1, 4, dtype=torch.long), output_attentions=True)
 
 
 def test_spans_split_a_mask_into_its_sequences() -> None:

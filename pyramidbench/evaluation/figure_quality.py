@@ -9,12 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
-from pyramidbench.evaluation.sheet import Grid, head, looks, marker, sheet, shown
+from pyramidbench.evaluation.sheet import Grid, guess_line, head, looks, marker, sheet, shown
 from pyramidbench.evaluation.summary import MOSTLY_DENSE, summarise
-from pyramidbench.reporting.palette import BOUND, INK, MUTED, SHADE, Series
+from pyramidbench.reporting.palette import INK, MUTED, SHADE, Series
 from pyramidbench.units import is_missing, tokens
 
 Drawn = dict[str, tuple[Canvas, str]]
+ALL_RIGHT = "exact match of all"
+"""The metric of tasks with several answers: its interval is not one of the share that is drawn."""
 TITLES = {
     "perplexity": "Perplexity: loss above dense attention",
     "retrieval": "Retrieval: share of the answers that are right",
@@ -100,8 +102,8 @@ def _at(rows: pd.DataFrame) -> pd.Series:
 
     def words(row: pd.Series) -> str:
         if is_missing(row["shots"]):
-            return tokens(int(row["length"]))
-        return f"{tokens(int(row['shots']))} of shots" if row["shots"] else "zero-shot"
+            return f"{tokens(int(row['length']))} tokens"
+        return f"{tokens(int(row['shots']))} tokens of shots" if row["shots"] else "zero-shot"
 
     return rows.apply(words, axis=1) if len(rows) else pd.Series(dtype=str)
 
@@ -144,11 +146,7 @@ def _panel(axes: Axes, rows: pd.DataFrame, series: dict[str, Series], group: str
     elif len(dense):
         axes.axhline(float(_value(dense, group).iloc[0]), color=INK, ls="--", lw=1.2, zorder=2)
     if rows["chance"].notna().any():
-        axes.axhline(float(rows["chance"].mean()), color=BOUND, ls=":", lw=1)
-        axes.annotate(
-            "guess", (0.99, float(rows["chance"].mean())), (0, -2), textcoords="offset points",
-            xycoords=axes.get_yaxis_transform(), fontsize=7.5, color=MUTED, ha="right", va="top",
-        )  # fmt: skip
+        guess_line(axes, float(rows["chance"].mean()))
 
 
 def _value(rows: pd.DataFrame, group: str) -> pd.Series:
@@ -159,8 +157,8 @@ def _value(rows: pd.DataFrame, group: str) -> pd.Series:
 
 
 def _has_bars(rows: pd.DataFrame) -> pd.Series:
-    """Where the interval of the score is one of what is drawn."""
-    return rows["low"].notna() & (rows["partial"].isna() | (rows["partial"] == rows["score"]))
+    """Where the interval of the score is one of what is drawn: in tasks that ask for a single answer."""
+    return rows["low"].notna() & (rows["metric"] != ALL_RIGHT)
 
 
 def _spread(method: str, series: dict[str, Series]) -> float:

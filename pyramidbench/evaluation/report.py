@@ -116,7 +116,7 @@ def write_report(
         folder.mkdir(parents=True, exist_ok=True)
         pictures = draw_all(frame, folder, None if times is None else times.frame)
         frame.to_csv(folder / "results.csv", index=False)
-        (folder / "summary.md").write_text(_summary(evaluations, frame, pictures), encoding="utf-8")
+        (folder / "summary.md").write_text(_summary(evaluations, frame, pictures, times), encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write the report to '{folder}': {error.strerror or error}.") from None
     return folder / "summary.md"
@@ -133,7 +133,9 @@ def _gaps(frame: pd.DataFrame) -> list[str]:
     return [f"{count} rows of {method}: {why}" for (method, why), count in counts.items()]
 
 
-def _summary(evaluations: Sequence[Evaluation], frame: pd.DataFrame, pictures: dict[str, str]) -> str:
+def _summary(
+    evaluations: Sequence[Evaluation], frame: pd.DataFrame, pictures: dict[str, str], times: Evaluation | None
+) -> str:
     manifest, device = evaluations[0].manifest, evaluations[0].device
     planned, missing = sum(len(one.manifest.cells) for one in evaluations), sum(one.missing for one in evaluations)
     lines = [f"# {manifest.model}: what is lost with the attention swapped", ""]
@@ -150,9 +152,14 @@ def _summary(evaluations: Sequence[Evaluation], frame: pd.DataFrame, pictures: d
         *(f"- text: {label}, SHA-256 {digest}" for label, digest in texts.items()),
         f"- device: {device.name}, torch {device.torch}",
         *_ran(frame),
-        *(f"- command: `pyramidbench {' '.join(one.manifest.argv)}`" for one in evaluations),
+        *(f"- command: `{_command(one)}`" for one in evaluations),
+        *([] if times is None else [f"- times of the figures: `{_command(times)}`, alone on {times.device.name}"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _command(evaluation: Evaluation) -> str:
+    return "pyramidbench " + " ".join(evaluation.manifest.argv)
 
 
 def _ran(frame: pd.DataFrame) -> list[str]:

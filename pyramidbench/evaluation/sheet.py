@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 
 from pyramidbench.reporting.draw import RC
 from pyramidbench.reporting.layout import WIDTH, axes_at, write
-from pyramidbench.reporting.palette import INK, MUTED, PAPER, Series, series_of
+from pyramidbench.reporting.palette import BOUND, INK, MUTED, PAPER, Series, series_of
 from pyramidbench.units import one_line
 
 LOOK = {**RC, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "axes.labelsize": 9, "lines.linewidth": 1.5}
@@ -85,6 +85,15 @@ def head(axes: Axes, text: str, name: str = "") -> None:
             one_line(name), (0, 1), (0, 16), xycoords="axes fraction", textcoords="offset points", fontsize=9,
             fontweight="bold",
         )  # fmt: skip
+
+
+def guess_line(axes: Axes, value: float) -> None:
+    """A dotted line where a guess lies."""
+    axes.axhline(value, color=BOUND, ls=":", lw=1)
+    axes.annotate(
+        "guess", (0.99, value), (0, -2), textcoords="offset points", xycoords=axes.get_yaxis_transform(), fontsize=7.5,
+        color=MUTED, ha="right", va="top",
+    )  # fmt: skip
 
 
 def marker(look: Series) -> dict[str, Any]:

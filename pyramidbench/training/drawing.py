@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import NullLocator
 
 from pyramidbench.errors import UserError
-from pyramidbench.evaluation.sheet import LOOK, Grid, marker, same_y, save, sheet
+from pyramidbench.evaluation.sheet import LOOK, Grid, guess_line, marker, same_y, save, sheet
 from pyramidbench.reporting.palette import FAVOURED, INK, Series
+from pyramidbench.training.corpus import VOCABULARY
 from pyramidbench.units import significant, tokens
 
 SMOOTHED_ROWS = 5
@@ -64,6 +66,9 @@ def _curves(logs: pd.DataFrame, probes: pd.DataFrame) -> Canvas:
     ):
         axes.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=4)
         axes.set_xlabel("step")
+    guess = math.log(VOCABULARY)
+    guess_line(panels[1], guess)
+    panels[1].set_ylim(bottom=min(guess, float(logs["pair_loss"].min())) - 0.12)
     panels[0].set_ylim(top=float(logs["loss"].quantile(0.9)) + 0.3)
     panels[2].set_xscale("log", base=2)
     ticks = sorted(own["length"].unique())
@@ -79,7 +84,7 @@ def _pairs(probes: pd.DataFrame) -> Canvas:
     looks, lengths = _looks(own), sorted(own["length"].unique())
     about = (
         "share of hidden values that come out likeliest, by the quarter of the window that they stand in; each arm with the "
-        "attention that it was trained with"
+        f"attention that it was trained with; the highest is {own['value'].max():.1%}"
     )
     canvas, panels = sheet("Pairs found again", about, Grid(1, len(lengths), 1.9, tuple(looks.values())))
     for axes, length in zip(panels, lengths):

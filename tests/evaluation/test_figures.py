@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 
 from pyramidbench.evaluation.figure_quality import quality
 from pyramidbench.evaluation.record import columns
+from pyramidbench.training.drawing import _curves
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +48,38 @@ def test_only_budgets_without_a_choice_are_grey(panels: list[Axes]) -> None:
 def test_a_row_of_panels_is_named_once(panels: list[Axes]) -> None:
     names = [[text.get_text() for text in axes.texts if "_" in text.get_text()] for axes in panels]
     assert names == [["single_needle"], [], ["multi_key"], []]
+
+
+def test_of_several_answers_the_share_is_drawn_without_the_interval_of_another_score() -> None:
+    several = [
+        {**row, "partial": 0.0, "score": 0.0, "metric": "exact match of all"} for row in rows("multi_value", 1024)
+    ]
+    single = [{**row, "metric": "exact match"} for row in rows("single_needle", 1024)]
+    canvas, _ = quality(pd.DataFrame(several + single, columns=columns()))["quality-retrieval"]
+    assert [len(axes.collections) for axes in canvas.axes] == [0, 1]
+
+
+def test_the_time_of_a_long_prompt_stands_beside_the_quality() -> None:
+    told = [{**row, "group": "perplexity", "task": "perplexity", "text": "emma"} for row in rows("perplexity", 8192)]
+    frame = pd.DataFrame(told, columns=columns())
+    seconds = {"dense": 2.0, "pyramid": 0.5}
+    times = frame.assign(seconds=frame["method"].map(seconds), tokens=8192)
+    canvas, _ = quality(frame, times)["quality-perplexity"]
+    _, speed = canvas.axes
+    assert speed.get_title(loc="left") == "time of 8k tokens\n÷ dense's"
+    assert list(speed.lines[0].get_ydata()) == [0.25, 0.25]
+
+
+def test_losses_of_asked_values_are_shown_with_a_guess_s() -> None:
+    logs = pd.DataFrame(
+        [{"method": "dense", "seed": 0, "step": step, "loss": 8.0, "pair_loss": 9.0} for step in (10, 20)]
+    )
+    probes = pd.DataFrame(
+        [
+            {"method": "dense", "used": "dense", "seed": 0, "what": "loss", "part": 0, "length": n, "value": 4.0}
+            for n in (64, 128)
+        ]
+    )
+    asked = _curves(logs, probes).axes[1]
+    assert [text.get_text() for text in asked.texts] == ["guess"]
+    assert asked.get_ylim()[0] < math.log(4096) - 0.1 < asked.get_ylim()[1]

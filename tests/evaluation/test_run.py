@@ -112,6 +112,14 @@ def test_the_report_shows_every_figure_and_marks_what_chose_nothing(run: Any, tm
         del run.frame
 
 
+def test_times_stand_beside_the_quality_and_are_named(run: Any, tmp_path: Path) -> None:
+    assert "times of the figures" not in write_report([run], tmp_path / "without").read_text()
+    page = write_report([run], tmp_path / "with", times=run).read_text()
+    assert f"- times of the figures: `pyramidbench {' '.join(run.manifest.argv)}`, alone on {run.device.name}" in page
+    wide, narrow = (tmp_path / name / "quality-perplexity.png" for name in ("with", "without"))
+    assert wide.read_bytes() != narrow.read_bytes()
+
+
 def test_an_unfinished_evaluation_says_so(run: Any, tmp_path: Path) -> None:
     for name in ("manifest.json", "device.json"):
         (tmp_path / name).write_bytes((run.path / name).read_bytes())
@@ -201,7 +209,9 @@ def test_models_and_folders_that_cannot(tiny_folder: Path, text: Path, tmp_path:
     bare = tmp_path / "bare"
     bare.mkdir()
     (bare / "config.json").write_bytes((tiny_folder / "config.json").read_bytes())
-    with pytest.raises(UserError, match="model 'bare' does not load"):
+    with pytest.raises(
+        UserError, match=r"bare' holds no weights \(\*.safetensors or \*.bin\); put them there, or name"
+    ):
         prepare(request(bare, text, out=tmp_path / "bare-out")).run(silent)
     with pytest.raises(UserError, match=r"is no evaluation: it has no manifest.json"):
         load_evaluation(tmp_path)
