@@ -1,8 +1,8 @@
 """What a large report costs: 500 cells within 10 s on two cores, in a page below 3 MB.
 
-Seconds depend on the machine and on what else it does, so the cost is counted in a yardstick: a fixed piece of Python, timed just
-before and after. On two busy cores of an Intel Xeon at 2.0 GHz a report took 24.7 to 26.4 yardsticks in three runs, 26 to 35 s of
-processor time; the 8.7 s of docs/performance.md are of a faster, idle machine.
+Seconds depend on the machine and on what else it does, so the cost is counted in a yardstick: a fixed piece of Python, timed
+just before and after. On two busy cores of an Intel Xeon at 2.0 GHz a report took 24.7 to 26.4 yardsticks in three runs, 26 to
+35 s of processor time; the 8.7 s of docs/performance.md are of a faster, idle machine.
 """
 
 from __future__ import annotations
