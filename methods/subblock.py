@@ -54,7 +54,13 @@ class SubBlock(TorchMethod):
     def summarise(self, k: Tensor) -> Tensor:
         return run_means(k, self.run)
 
-    def choose(self, q: Tensor, k: Tensor, summary: Tensor, problem: Problem) -> Iterator[Tensor]:  # noqa: ARG002
+    def choose(
+        self,
+        q: Tensor,
+        k: Tensor,  # noqa: ARG002 - part of the contract
+        summary: Tensor,
+        problem: Problem,
+    ) -> Iterator[Tensor]:
         tiling = self.tiling(problem)
         for tile in self.tile_parts(problem, self._logits_per_tile(problem), q.device):
             forced = tiling.forced(tile, self.sinks(problem), self.locals(problem))

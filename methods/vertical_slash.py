@@ -36,7 +36,7 @@ class VerticalSlash(ProbedMethod):
 
     def pattern(
         self,
-        q: Tensor,  # noqa: ARG002
+        q: Tensor,  # noqa: ARG002 - part of the contract
         summary: Tensor,  # noqa: ARG002
         starts: list[int],  # noqa: ARG002
         lines: Lines,

@@ -155,7 +155,7 @@ def _along_roof(axes: Axes, guide: Guide, points: list[Point]) -> list[Point]:
         rotation=math.degrees(math.atan2(y1 - y0, x1 - x0)), rotation_mode="anchor", color=MUTED, fontsize=9,
     )  # fmt: skip
     back = axes.transData.inverted()
-    dpi = axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    dpi = axes.get_figure(root=True).dpi  # type: ignore[union-attr]  # drawn axes have a figure
     shares = [start + part * width / length for part in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return [
         tuple(back.transform(((x0 + at * (x1 - x0)) * dpi / 72, (y0 + 8 + at * (y1 - y0)) * dpi / 72))) for at in shares
@@ -221,7 +221,7 @@ def paint_dot_column(
 
 def with_room(axes: Axes, texts: list[str], distance: float) -> float:
     """By how much an axis must be longer than its longest mark for texts of 9 points to fit behind that, so many points off."""
-    width = axes.get_window_extent().width * 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]
+    width = axes.get_window_extent().width * 72 / axes.get_figure(root=True).dpi  # type: ignore[union-attr]  # drawn axes have a figure
     taken = distance + max([0.0, *(text_size(axes, text, 9)[0] for text in texts)])
     return 1 / max(0.4, 1 - taken / width)
 
