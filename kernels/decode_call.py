@@ -166,7 +166,7 @@ class LaunchShape:
 
 
 def launch_shape(block_bytes: int) -> LaunchShape:
-    """By the bytes of a block's keys: what fits shared memory and registers (tests/triton/test_compile.py prints both).
+    """By the bytes of a block's keys: what fits shared memory and registers (tests/compile/test_kernels.py prints both).
 
     Not tuned on a GPU.
     """

@@ -8,6 +8,7 @@ import importlib.metadata
 import itertools
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 
@@ -23,6 +24,8 @@ from pyramidbench.runner import Runner
 from pyramidbench.timing import Timing
 
 QKV = tuple[Tensor, Tensor, Tensor]
+# Triton 3.9 warns until the choice that it makes today is spelled out.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,8 +10,6 @@ import pytest
 import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# Triton 3.9 warns until the choice that it makes today is spelled out.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @pytest.fixture
@@ -21,7 +19,7 @@ def device() -> str:
         return "cpu"
     if torch.cuda.is_available():
         return "cuda"
-    pytest.skip("needs a CUDA device, or the interpreter (tests/kernels/test_interpreter.py runs this file in it)")
+    pytest.skip("needs a CUDA device, or the interpreter (tests/triton/test_interpreter.py runs this file in it)")
 
 
 @pytest.fixture(autouse=True)

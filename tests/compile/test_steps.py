@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,8 +13,6 @@ import torch
 
 from pyramidbench.cell import Cell
 from pyramidbench.suite import load_suite
-
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import tempfile
@@ -17,7 +16,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 MOST_SPILLED_BYTES = 256
 """Of a thread of the decoding walk on Hopper. By children in fp32 it took 2.7 KB with one warp."""

@@ -6,7 +6,6 @@ Each launch compiles for Ampere, Hopper and Blackwell and fits their shared memo
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -24,9 +23,8 @@ from pyramidbench.cell import Cell
 from pyramidbench.expand import grid_cells
 from pyramidbench.suite import load_suite
 
-pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
 SUITES = ("prefill", "training")
-"""The suites with cells on a GPU that need no file. Steps of decoding have their shapes in test_compile.py."""
+"""The suites with cells on a GPU that need no file. Steps of decoding have their shapes in test_kernels.py."""
 PARTS = 4
 TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
@@ -115,7 +113,7 @@ def suite_cells() -> Iterator[Cell]:
 
 @cache
 def uncovered(capability: int) -> list[Any]:
-    """Cases of test_compile.py's kind for what the suites launch and that file does not compile already.
+    """Cases of test_kernels.py's kind for what the suites launch and that file does not compile already.
 
     An integer that is 1 folds code away and adds none: where the same kernel is compiled there for any integer, it is covered.
     """
@@ -133,7 +131,7 @@ def uncovered(capability: int) -> list[Any]:
 
 
 def coverage(case: Any) -> tuple[object, ...]:
-    """What makes a case another one than those of test_compile.py: the kernel, its constants but missing tensors, its warps."""
+    """What makes a case another one than those of test_kernels.py: the kernel, its constants but missing tensors, its warps."""
     constants = tuple(sorted((x, y) for x, y in case.constants.items() if y is not None))
     return case.kernel(), constants, case.warps
 
@@ -153,10 +151,10 @@ def case_of(launch: Launch, compiling: ModuleType) -> Any:
 
 
 def compile_tests() -> ModuleType:
-    """test_compile.py, whose way of compiling this file uses."""
+    """test_kernels.py, whose way of compiling this file uses."""
     name = "compile_tests"
     if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_compile.py"))
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("test_kernels.py"))
         assert spec is not None
         assert spec.loader is not None
         sys.modules[name] = importlib.util.module_from_spec(spec)
