@@ -19,6 +19,7 @@ from pyramidbench.commands.report import report
 from pyramidbench.commands.schema import schema
 from pyramidbench.commands.sweep import sweep
 from pyramidbench.commands.tune import tune
+from pyramidbench.commands.verify import verify
 from pyramidbench.errors import UserError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command("sweep")(sweep)
 app.command("recall")(recall)
 app.command("profile")(profile)
+app.command("verify")(verify)
 app.command("report")(report)
 app.command("compare")(compare)
 app.command("tune")(tune)

@@ -72,7 +72,12 @@ def _names(accepted: tuple[str, ...], file_ending: str | None = None) -> Callabl
     return parse
 
 
-def _passes(value: object, name: str) -> tuple[str, ...]:
+def parse_passes(value: object, name: str) -> tuple[str, ...]:
+    """The passes of a list; `name` is what a message calls it.
+
+    Raises:
+        UserError: one that does not exist.
+    """
     return _names(PASSES)(value, name.replace("direction", "pass"))
 
 
@@ -137,7 +142,7 @@ class Grid(BaseModel):
     batch: Axis = (1,)
     dtype: Annotated[tuple[str, ...], _parsed(_names(tuple(DTYPES)))] = ("float32",)
     causal: bool = True
-    direction: Annotated[tuple[Pass, ...], _parsed(_passes)] = Field(default=("forward",), alias="pass")
+    direction: Annotated[tuple[Pass, ...], _parsed(parse_passes)] = Field(default=("forward",), alias="pass")
     block_size: Axis | None = None
     query_tile: Axis | None = None
     levels: Annotated[tuple[Levels, ...] | None, _parsed(parse_levels)] = None

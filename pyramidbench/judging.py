@@ -1,4 +1,7 @@
-"""Judging a cell: the gate, and the quality of what it computes. Tensors and exact attention are shared by a group."""
+"""Judging a cell: the gate, and the quality of what it computes. Tensors and exact attention are shared by a group.
+
+`judge` is what a sweep asks before it times a cell; `verify` asks whether a method is right, on two sets of tensors.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from pyramidbench.budget import reached
 from pyramidbench.cell import Cell
 from pyramidbench.device import synchronize
 from pyramidbench.fastest import Choice, fastest
-from pyramidbench.gate import Called, Passed, check_call, check_causal, check_form, gate_tiling
+from pyramidbench.gate import Called, GateFailure, Passed, check_call, check_causal, check_form, gate_tiling
 from pyramidbench.gate_gradients import check_gradients, check_gradients_causal
-from pyramidbench.method import Method
+from pyramidbench.method import BlockMethod, Method
 from pyramidbench.oracle import ExactRows, TileMass, exact_rows, sample_tiles, widened
 from pyramidbench.outcome import Settings
 from pyramidbench.passes import Training
@@ -92,6 +95,27 @@ def judge(cell: Cell, method: Method, loaded: Loaded, settings: Settings) -> dic
     backward_s = seconds_of(training.train, q.device) if training else 0.0
     errors = max(_share(called.error, called.allowed), _check_training(training, called))
     return columns | {"gate_error": errors, "setup_s": called.seconds + backward_s}
+
+
+def verify(method: Method, loaded: Loaded) -> dict[str, Any]:
+    """The columns of the gate alone, after the same gate on other tensors; a budget of all blocks must be dense attention.
+
+    Raises:
+        GateFailure: the first fault found.
+    """
+    q, k, v, problem = *loaded.tensors, loaded.problem
+    called = check_call(method, q, k, v, problem)
+    check_causal(method, q, k, v, problem, called)
+    training = Training.of(method, q, k, v, problem) if problem.needs_gradients else None
+    error = max(_share(called.error, called.allowed), _check_training(training, called))
+    told = work(method, problem, called.selection)
+    if isinstance(method, BlockMethod) and not method.adaptive:
+        blocks = method.tiling(problem).blocks
+        if method.top_k >= blocks and told["density"] < 1 - 1e-9:
+            kept = f"only {told['density']:.3g} of the pairs are attended to"
+            raise GateFailure(f"top_k = {method.top_k} covers all {blocks} blocks, but {kept}")
+    check_again(method, loaded)
+    return {"backend": method.backend(problem), **told, "gate_error": error}
 
 
 def check_again(method: Method, loaded: Loaded) -> None:

@@ -1,6 +1,8 @@
 """Gradients of exact attention under given blocks, row by row: what the gate holds a method's backward against.
 
-With weights W of a row, dP = dO·Vᵀ and dS = W ∘ (dP - rowsum(W ∘ dP)): dV = WᵀdO, dQ = scale·dS·K, dK = scale·dSᵀ·Q.
+With weights W of a row, dP = dO·Vᵀ and dS = W ∘ (dP - rowsum(dO ∘ O)): dV = WᵀdO, dQ = scale·dS·K, dK = scale·dSᵀ·Q.
+The weights come from a log-sum-exp and the sums from the output, as in any backward that keeps no N² of anything; so rounding
+does here what it does there. (Where a row sees one key, dS is 0, and autograd of a softmax would get that without an error.)
 Only the rows of some query tiles count; to all others comes back nothing, so that a few tiles are affordable at any length.
 """
 
@@ -50,11 +52,12 @@ def head_gradients(
         rows = TileRows(tiling, tiles[part])
         at_rows, real = rows.row.flatten(), rows.real.flatten()[:, None]
         # [g, rows, seen keys]
-        weights = rows.weights(queries * scale, keys[None], allowed)
+        weights = rows.weights(queries * scale, keys[None], allowed, again=True)
         seen = weights.shape[-1]
         d_rows = upstream[:, at_rows] * real
         d_weights = d_rows @ values[:seen].mT
-        d_logits = weights * (d_weights - (weights * d_weights).sum(-1, keepdim=True))
+        terms = (weights @ values[:seen]).to(wide) * d_rows.to(wide)
+        d_logits = weights * (d_weights - terms.sum(-1, keepdim=True).to(precision))
         d_q.index_add_(1, at_rows, (scale * (d_logits @ keys[:seen])).to(wide))
         d_k[:seen] += (scale * (d_logits.mT @ queries[:, at_rows])).sum(0).to(wide)
         d_v[:seen] += (weights.mT @ d_rows).sum(0).to(wide)

@@ -24,8 +24,12 @@ class TileRows:
         self.row = row.clamp(max=tiling.seq_len_q - 1)
         self.position = self.row + tiling.offset
 
-    def weights(self, q: Tensor, keys: Tensor, allowed: Tensor | None) -> Tensor:
-        """Softmax weights [P·g, T·query_tile, seen keys] of q [P·g, M, D] on keys [P, N, D]; all 0 where a row sees nothing."""
+    def weights(self, q: Tensor, keys: Tensor, allowed: Tensor | None, *, again: bool = False) -> Tensor:
+        """Softmax weights [P·g, T·query_tile, seen keys] of q [P·g, M, D] on keys [P, N, D]; all 0 where a row sees nothing.
+
+        again: as a backward computes them, which keeps each row's log-sum-exp alone, in fp32 at least. By what rounding that is
+        off, the whole row is.
+        """
         tiling = self.tiling
         seen = min(tiling.seq_len_kv, int(self.position.max()) + 1) if tiling.causal else tiling.seq_len_kv
         seen = min(tiling.seq_len_kv, max(1, -(-seen // tiling.block_size)) * tiling.block_size)
@@ -37,7 +41,12 @@ class TileRows:
         if allowed is not None:
             hidden = ~allowed[..., key // tiling.block_size]
             logits.masked_fill_(hidden.repeat_interleave(tiling.query_tile, 1), -torch.inf)
-        return logits.softmax(-1).masked_fill_(self.blind(allowed)[..., None], 0)
+        if again:
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            weights = (wide - wide.logsumexp(-1, keepdim=True)).exp().to(logits.dtype)
+        else:
+            weights = logits.softmax(-1)
+        return weights.masked_fill_(self.blind(allowed)[..., None], 0)
 
     def blind(self, allowed: Tensor | None) -> Tensor:
         """Rows that see no key at all: bool [T·query_tile], or [g or 1, T·query_tile] under a selection."""

@@ -70,6 +70,35 @@ class SweepProgress:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class VerifyProgress:
+    """Calls that are only checked: a bar in a terminal, elsewhere a line for each that is not right."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self.task = self.bar.add_task("verifying", total=total)
+        self.total = total
+
+    def __enter__(self) -> VerifyProgress:
+        self.bar.start()
+        if not self.console.is_terminal:
+            self.console.print(f"{self.total} calls", highlight=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def finished(self, record: Record) -> None:
+        where = f"{record.method} at {tokens(record.seq_len_kv)}{_pass(record.direction)}"
+        self.bar.update(self.task, advance=1, description=where)
+        if not self.console.is_terminal and record.status not in ("ok", "unsupported"):
+            text = f"{where}, {record.status}: {record.reason}"
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def _name(cell: Cell) -> str:
     layer = "" if cell.layer is None else f", layer {cell.layer}"
     return f"{cell.method} at {tokens(cell.seq_len_kv)}{_pass(cell.direction)}{layer}"

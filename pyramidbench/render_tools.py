@@ -1,4 +1,4 @@
-"""What a person sees of `compare`, `profile`, `tune`, `merge` and `doctor`; laid out by `render`."""
+"""What a person sees of `compare`, `profile`, `tune`, `merge`, `verify` and `doctor`; laid out by `render`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from pyramidbench.comparing.comparison import Comparison
 from pyramidbench.comparing.table import columns, sentences
 from pyramidbench.doctor import Finding
 from pyramidbench.merging import Merging
+from pyramidbench.problem import PASSES
 from pyramidbench.profiling.profile import Profile
 from pyramidbench.profiling.table import about, kernel_table, stage_table
 from pyramidbench.profiling.table import sentences as profile_sentences
+from pyramidbench.record import Record
 from pyramidbench.render import explain, print_line, show_columns, show_table
 from pyramidbench.tuning import Choice, setting_text
-from pyramidbench.units import milliseconds, one_line, ratio, share, tokens
+from pyramidbench.units import MISSING, milliseconds, one_line, ratio, share, tokens
+from pyramidbench.verifying import Verdict
 
 STATES = {"ok": "green", "note": "dim", "warning": "bold yellow", "error": "bold red"}
 
@@ -79,6 +82,59 @@ def show_choices(console: Console, choices: Iterable[Choice], mass: float, varie
     print_line(
         console, "On this input and device alone. Speed-up is over the fastest dense method of the same run.", "dim"
     )
+
+
+def show_verdicts(console: Console, verdicts: Sequence[Verdict], device: str) -> None:
+    """Print what verifying came to: a row per method, then each call that was not right, and what was refused and why."""
+    ran = [verdict for verdict in verdicts if verdict.right]
+    passes = [direction for direction in PASSES if any(direction in verdict.right for verdict in ran)]
+    rows = [
+        [
+            verdict.method,
+            *("/".join(map(str, verdict.right[direction])) if direction in verdict.right else MISSING for direction in passes),
+            str(verdict.sparse), str(sum(verdict.refusals.values())), share(verdict.nearest),
+            ", ".join(verdict.backends) or MISSING,
+        ]
+        for verdict in ran
+    ]  # fmt: skip
+    if rows:
+        show_table(console, "Verify: right/made", rows, ["method", *passes, "sparse", "refused", "nearest", "backend"])
+        print_line(console, "right/made: calls that were right, of those that were made", "dim")
+        print_line(
+            console, "sparse: right calls that left pairs out; in the others any choice of blocks is right", "dim"
+        )
+        print_line(console, "refused: problems that the method says it cannot do", "dim")
+        print_line(
+            console,
+            "nearest: its largest error, as a share of the allowed one, which is twice that of plain torch",
+            "dim",
+        )
+    faults = [record for verdict in verdicts for record in verdict.faults]
+    if faults:
+        wrong = [
+            [record.method, record.direction or "", _shape(record), record.status, record.reason or ""]
+            for record in faults
+        ]
+        show_table(console, "Not right", wrong, ["method", "pass", "problem", "status", "reason"])
+    for verdict in verdicts:
+        for reason, count in verdict.refusals.items():
+            print_line(console, f"{verdict.method} refuses {count}: {reason}", "dim")
+    made = sum(count for verdict in ran for _, count in verdict.right.values())
+    outcome = f"{len(faults)} not right" if faults else "all right" if made else "so nothing is known"
+    print_line(console, f"{made} calls of {len(ran)} methods on {device}: {outcome}.", "bold red" if faults else "bold")
+
+
+def _shape(record: Record) -> str:
+    """The problem of a record and the settings of its method, in few words."""
+    queries = "" if record.seq_len == record.seq_len_kv else f"{record.seq_len} queries, "
+    told = [
+        f"{record.batch} × " if (record.batch or 1) > 1 else "",
+        f"{record.heads}:{record.kv_heads} heads of {record.head_dim}, {queries}{record.seq_len_kv} keys, {record.dtype}",
+        "" if record.causal else ", not causal",
+        "" if record.query_tile is None else f", tile {record.query_tile}, block {record.block_size}",
+        "" if record.top_k is None else f", K {record.top_k}",
+    ]
+    return "".join(told)
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> None:

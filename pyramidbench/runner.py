@@ -1,7 +1,7 @@
 """The runner: cells in one process, from method to record. The only place that catches everything.
 
 Cells of one group share their tensors and are timed in turns, so a cell comes here three times: to be judged, to be timed
-beside the others, and to be finished.
+beside the others, and to be finished. One that is only verified comes once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyramidbench.errors import UserError
 from pyramidbench.fastest import Choice
 from pyramidbench.finishing import finish
 from pyramidbench.gate import GateFailure
-from pyramidbench.judging import Loaded, judge, seconds_of
+from pyramidbench.judging import Loaded, judge, seconds_of, verify
 from pyramidbench.method import Method
 from pyramidbench.outcome import Lost, Settings, classify, describe, failed, write_log
 from pyramidbench.passes import Training
@@ -86,6 +86,10 @@ class Runner:
 
         return self._recorded(cell, whole)
 
+    def verify(self, cell: Cell) -> Record:
+        """Whether a cell's method is right: the gate on two sets of tensors, and nothing else."""
+        return self._recorded(cell, lambda: self._verify(cell))
+
     def measure(self, cell: Cell) -> Record:
         """One cell from beginning to end, timed alone."""
         judged = self.judge(cell)
@@ -113,8 +117,7 @@ class Runner:
     def _judge(self, cell: Cell) -> Record:
         start = time.perf_counter()
         method = cell.make_method()
-        reason = method.unavailable() or method.unsupported(cell.problem(self.settings.device))
-        if reason is not None:
+        if (reason := self._refusal(method, cell)) is not None:
             return failed(cell, self.settings, "unsupported", reason)
         imported_s = time.perf_counter() - start
         release_cached(self.device)
@@ -127,6 +130,20 @@ class Runner:
             columns["setup_s"] += imported_s
             self.compiled[cell.identity] = choice.method
         return Record(status="ok", **columns)
+
+    def _verify(self, cell: Cell) -> Record:
+        method = cell.make_method()
+        if (reason := self._refusal(method, cell)) is not None:
+            return failed(cell, self.settings, "unsupported", reason)
+        release_cached(self.device)
+        loaded = self._load(cell)
+        with released(method):
+            columns = describe(cell, self.settings) | verify(method, loaded)
+        return Record(status="ok", **columns)
+
+    def _refusal(self, method: Method, cell: Cell) -> str | None:
+        """Why the method cannot do the cell here, in its own words."""
+        return method.unavailable() or method.unsupported(cell.problem(self.settings.device))
 
     def _load(self, cell: Cell) -> Loaded:
         """The cell's tensors; those of the group before, unless they are the same in another pass, and what was compiled for it

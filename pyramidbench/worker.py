@@ -56,6 +56,10 @@ class Worker:
         """Gate and quality of a cell, whatever happens to the process."""
         return self._recorded(cell, self._run(_judge, [cell], limit_s))
 
+    def verify(self, cell: Cell, limit_s: float) -> Record:
+        """Whether a cell's method is right, whatever happens to the process."""
+        return self._recorded(cell, self._run(_verify, [cell], limit_s))
+
     def time(self, cells: Sequence[Cell], limit_s: float, *, one_by_one: bool = False) -> list[Timing] | Lost:
         """Times of cells of one group in turns, or which cell ended it."""
         result: list[Timing] | Lost = self._run(_time, [list(cells), one_by_one], limit_s)
@@ -209,6 +213,11 @@ def _limited(limit_s: float) -> Iterator[None]:
 def _judge(limit_s: float, cell: Cell) -> Record:
     with _limited(limit_s):
         return _runner.judge(cell)
+
+
+def _verify(limit_s: float, cell: Cell) -> Record:
+    with _limited(limit_s):
+        return _runner.verify(cell)
 
 
 def _time(limit_s: float, cells: list[Cell], one_by_one: bool) -> list[Timing] | Lost:

@@ -307,7 +307,7 @@ def test_several_methods_may_be_given_apart_or_with_commas(command: Command) -> 
 )  # fmt: skip
 def test_exit_codes_tell_how_a_sweep_ended(statuses: list[Status], code: int) -> None:
     run: Any = SimpleNamespace(records=[SimpleNamespace(status=status, method="dense") for status in statuses])
-    assert exit_code(run) == code
+    assert exit_code(run.records) == code
 
 
 def test_a_sweep_that_measures_nothing_ends_with_6(command: Command) -> None:

@@ -1,15 +1,18 @@
-"""What `sweep` and `recall` share: plan, measure with progress, and the exit code."""
+"""What commands that measure share: plan, measure with progress, and the exit code."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyramidbench.output import console, print_json
 
 if TYPE_CHECKING:
+    from pyramidbench.cell import Cell
     from pyramidbench.plan import PlannedCell
+    from pyramidbench.record import Record
     from pyramidbench.store import Run
     from pyramidbench.suite import Suite
     from pyramidbench.sweeping import Plan
@@ -24,7 +27,6 @@ def measured(
     from pyramidbench.clock import check_cache
     from pyramidbench.parts import parse_part
     from pyramidbench.progress import SweepProgress
-    from pyramidbench.registry import fault
     from pyramidbench.render import show_plan
     from pyramidbench.sweeping import make_plan, run_plan
 
@@ -40,11 +42,18 @@ def measured(
         _tell_done(made, out)
     if dry_run:
         return None
-    for said in dict.fromkeys(fault(planned.cell.method) for planned in made.cells):
-        if said is not None:
-            sys.stderr.write(f"error: {said}; the other methods go on\n")
+    tell_broken(planned.cell for planned in made.cells)
     with SweepProgress(console(error=as_json)) as progress:
         return run_plan(made, out=out, fresh=fresh, reporter=progress)
+
+
+def tell_broken(cells: Iterable[Cell]) -> None:
+    """Say on stderr which plug-ins among the cells' methods are broken, and why."""
+    from pyramidbench.registry import fault
+
+    for said in dict.fromkeys(fault(cell.method) for cell in cells):
+        if said is not None:
+            sys.stderr.write(f"error: {said}; the other methods go on\n")
 
 
 def _tell_done(made: Plan, out: Path | None) -> None:
@@ -66,15 +75,15 @@ def _planned_json(planned: PlannedCell) -> dict[str, object]:
     return {**planned.cell.model_dump(), "verdict": planned.verdict, "reason": planned.reason, **estimate}
 
 
-def exit_code(run: Run) -> int:
+def exit_code(records: Sequence[Record]) -> int:
     """0 all fine, 3 some cells failed or a plug-in is broken, 4 a gate failed, 6 nothing was measured."""
     from pyramidbench.record import MEASURED
     from pyramidbench.registry import fault
 
-    statuses = {record.status for record in run.records}
+    statuses = {record.status for record in records}
     if "incorrect" in statuses:
         return 4
     if not statuses & set(MEASURED):
         return 6
-    broken = any(fault(record.method) for record in run.records)
+    broken = any(fault(record.method) for record in records)
     return 3 if broken or statuses & {"oom", "timeout", "crashed", "cuda_error"} else 0

@@ -67,4 +67,4 @@ def recall(
     else:
         show_recall(console(), run.frame, breakdowns)
         say(console(), f"Run: {run.path}")
-    raise typer.Exit(exit_code(run))
+    raise typer.Exit(exit_code(run.records))

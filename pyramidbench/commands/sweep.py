@@ -69,4 +69,4 @@ def sweep(
         shown_on = console()
         show_results(shown_on, run.frame)
         say(shown_on, f"Run: {run.path}", f"Report: {write([run], None)}")
-    raise typer.Exit(exit_code(run))
+    raise typer.Exit(exit_code(run.records))

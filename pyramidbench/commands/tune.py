@@ -75,7 +75,7 @@ def tune(
     else:
         show_choices(console(), choices, mass, list(values))
         say(console(), f"Run: {run.path}")
-    raise typer.Exit(exit_code(run))
+    raise typer.Exit(exit_code(run.records))
 
 
 def _json(choice: Choice, varied: list[str]) -> dict[str, object]:

@@ -12,6 +12,7 @@
 #     tables      the benchmarks by stage of prefill, backward and decoding
 #     timers      the timer beside others, the stage clock, and the A/A test
 #     doctor      what this machine is
+#     verify      whether every method that can run here is right, by `pyramidbench verify`
 #     profile     a forward and a training cell in depth, with hardware counters where Nsight Compute is
 #     prefill, training, decode, upstream    a sweep of the suite of that name
 #
@@ -31,7 +32,7 @@ limit_s=${LIMIT_S:-600}
 mkdir -p "$1"
 out=$(CDPATH='' cd -- "$1" && pwd)
 shift
-known="compile tests sanitize alone tables timers doctor profile prefill training decode upstream"
+known="compile tests sanitize alone tables timers doctor verify profile prefill training decode upstream"
 parts=${*:-$known}
 compiling=
 began=$(date +%s)
@@ -115,6 +116,7 @@ part() {
         shown same_twice.txt "$python" "$here/same_twice.py" --device cuda --timing 0.4 --out "$out/same-twice"
         ;;
     doctor) shown doctor.txt "$python" -m pyramidbench doctor ;;
+    verify) shown verify.txt "$python" -m pyramidbench verify ;;
     profile)
         alone
         for direction in forward train; do
