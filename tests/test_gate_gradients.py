@@ -49,7 +49,7 @@ def test_an_honest_method_passes(tensors: Tensors, name: str, tile: int, lengths
 
 @pytest.mark.parametrize("seed", [2, 9, 20])
 def test_rows_of_few_keys_pass(seed: int) -> None:
-    """Where a row sees one key its gradient is a difference of two equal sums, which a softmax's autograd gets exactly right."""
+    """Where a row sees one key its gradient is a difference of two equal sums, which autograd gets exactly right."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, heads, 145, 64, generator=generator) for heads in (4, 2, 2))
     check(create("flat", {"top_k": 4}), q, k, v)
