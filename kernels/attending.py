@@ -190,7 +190,8 @@ class CachedWalkMethod(WalkMethod):
         return backends.cache_bytes(problem, self.rules(problem), self.block_size)
 
     def step_cost(self, problem: Problem) -> Cost:
-        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)))
+        held = backends.step_bytes(problem, self.rules(problem), self.block_size, self.implementation)
+        return Cost((*step_cost(problem, self.tiling(problem), self.rules(problem)), self.attend_cost(problem)), held)
 
     def step_backend(self, problem: Problem) -> str:
         return backends.chosen(self.implementation, self._decode_gap(problem))

@@ -207,6 +207,21 @@ def cache_bytes(problem: Problem, rules: WalkRules, block_size: int) -> float:
     return float(CacheStore.empty(sizes, DTYPES[problem.dtype], torch.device("meta")).bytes)
 
 
+def step_bytes(problem: Problem, rules: WalkRules, block_size: int, implementation: Implementation) -> float:
+    """Bytes that a decoding step of the Triton kernels holds beside its output; of torch's, whose scratch is no one's: 0."""
+    if chosen(implementation, decode_gap(problem, rules, block_size)) != "triton":
+        return 0.0
+    from pyramidbench.kernels.decode_call import DecodeCall
+    from pyramidbench.kernels.decode_step import scratch_bytes
+
+    dtype, nowhere = DTYPES[problem.dtype], torch.device("meta")
+    shape = (problem.batch, problem.heads, problem.seq_len_q, problem.head_dim)
+    store = CacheStore.empty(cache_sizes(problem, rules, block_size), dtype, nowhere)
+    return float(
+        scratch_bytes(DecodeCall(torch.empty(shape, dtype=dtype, device=nowhere), store, rules, problem.scale))
+    )
+
+
 def decoder(
     problem: Problem, rules: WalkRules, block_size: int, layout: CacheLayout, implementation: Implementation
 ) -> BlockDecoder:

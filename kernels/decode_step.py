@@ -40,3 +40,14 @@ def step(q: Tensor, store: CacheStore, rules: WalkRules, scale: float) -> tuple[
     shape = (q.shape[0], call.sets, q.shape[2])
     by_head = out.view(*shape, call.group, -1).transpose(2, 3).reshape(q.shape[0], q.shape[1], q.shape[2], -1)
     return by_head, lists.view(*shape, -1)
+
+
+def scratch_bytes(call: DecodeCall) -> int:
+    """Bytes that a step holds at most beside its output: each part's output with its log-sum-exp, lists, and scores of nodes.
+
+    How many parts the chosen blocks are split into is the device's; a part each is the most.
+    """
+    walks = call.passed > 0 and call.rules.top_k > 0
+    parts = call.passed + call.forced_width if walks and pays_each(call) else call.list_width
+    numbers = call.list_width + (call.passed + call.scanned[1] if walks else 0)
+    return 4 * call.items * (numbers + parts * call.group * (call.store.sizes.head_dim_v + 1))

@@ -64,7 +64,8 @@ class SlidingWindow(TorchMethod):
         return backends.cache_bytes(problem, self.window_rules(problem), self.block_size)
 
     def step_cost(self, problem: Problem) -> Cost:
-        return Cost((append_cost(problem), self.attend_cost(problem)))
+        held = backends.step_bytes(problem, self.window_rules(problem), self.block_size, self.implementation)
+        return Cost((append_cost(problem), self.attend_cost(problem)), held)
 
     def step_backend(self, problem: Problem) -> str:
         return backends.chosen(
