@@ -139,21 +139,24 @@ def _compared(
     """Errors of the gradients that the tiles' rows give; `alone` is a second finding of that of q."""
     q, k, v = (leaf.detach() for leaf in training.leaves)
     problem, tiling = training.problem, gate_tiling(training.method, training.problem)
-    worst = torch.zeros(len(NAMES), 3, dtype=torch.float64)
+    worst = torch.zeros(len(NAMES), 4, dtype=torch.float64)
     for batch in range(q.shape[0]):
         for head in range(k.shape[1]):
             given = (q, k, v, d_out, tiling, problem.scale, tiles, passed.selection, (batch, head))
             truth, plain = (head_gradients(*given, precision) for precision in (torch.float64, q.dtype))
+            terms = head_gradients(*given, torch.promote_types(q.dtype, torch.float32), absolute=True)
             mine = slice(head * problem.group, (head + 1) * problem.group)
             ours = [(found[0][batch, mine], alone[batch, mine]), (found[1][batch, head],), (found[2][batch, head],)]
-            for index, (exact, low, versions) in enumerate(zip(truth, plain, ours, strict=True)):
+            for index, (exact, low, sizes, versions) in enumerate(zip(truth, plain, terms, ours, strict=True)):
                 error = max(float((version.double() - exact).abs().max()) for version in versions)
                 # A plain result is rounded once more, as any gradient is.
                 other = float((low.to(q.dtype).double() - exact).abs().max())
-                measured = torch.tensor([error, other, float(exact.abs().max())], dtype=torch.float64)
+                largest = float(exact.abs().max())
+                measured = torch.tensor([error, other, largest, float(sizes.max())], dtype=torch.float64)
                 worst[index] = torch.maximum(worst[index], measured)
-    eps = torch.finfo(q.dtype).eps
+    # Sums run in fp32 at least, and round in proportion to their terms, which cancel.
+    eps, sum_eps = (torch.finfo(dtype).eps for dtype in (q.dtype, torch.promote_types(q.dtype, torch.float32)))
     return {
-        name: Apart(error, 2 * (other + eps * largest), largest)
-        for name, (error, other, largest) in zip(NAMES, worst.tolist(), strict=True)
+        name: Apart(error, 2 * (other + eps * largest + sum_eps * terms), largest)
+        for name, (error, other, largest, terms) in zip(NAMES, worst.tolist(), strict=True)
     }

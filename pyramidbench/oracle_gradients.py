@@ -35,10 +35,13 @@ def head_gradients(
     selection: BlockSelection | None,
     at: tuple[int, int],
     precision: torch.dtype,
+    *,
+    absolute: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients that the rows of `tiles` give: d_q [g, M, D], d_k [N, D], d_v [N, Dv] of one batch entry and key/value head.
 
     d_out: [B, H, M, Dv], read at those rows. Products run in `precision`, sums over parts of the rows in fp32 at least.
+    absolute: every term of every sum by its size, so that nothing cancels: what rounding is in proportion to.
     """
     batch, head = at
     group = q.shape[1] // k.shape[1]
@@ -57,8 +60,13 @@ def head_gradients(
         d_rows = upstream[:, at_rows] * real
         d_weights = d_rows @ values[:seen].mT
         terms = (weights @ values[:seen]).to(wide) * d_rows.to(wide)
-        d_logits = weights * (d_weights - terms.sum(-1, keepdim=True).to(precision))
-        d_q.index_add_(1, at_rows, (scale * (d_logits @ keys[:seen])).to(wide))
-        d_k[:seen] += (scale * (d_logits.mT @ queries[:, at_rows])).sum(0).to(wide)
+        sums = terms.sum(-1, keepdim=True).to(precision)
+        if absolute:
+            d_logits, d_rows = weights * (d_weights.abs() + sums.abs()), d_rows.abs()
+        else:
+            d_logits = weights * (d_weights - sums)
+        met_keys, met_queries = (x.abs() if absolute else x for x in (keys[:seen], queries[:, at_rows]))
+        d_q.index_add_(1, at_rows, (scale * (d_logits @ met_keys)).to(wide))
+        d_k[:seen] += (scale * (d_logits.mT @ met_queries)).sum(0).to(wide)
         d_v[:seen] += (weights.mT @ d_rows).sum(0).to(wide)
     return d_q, d_k, d_v

@@ -110,12 +110,9 @@ def show_verdicts(console: Console, verdicts: Sequence[Verdict], device: str) ->
             "dim",
         )
     faults = [record for verdict in verdicts for record in verdict.faults]
-    if faults:
-        wrong = [
-            [record.method, record.direction or "", _shape(record), record.status, record.reason or ""]
-            for record in faults
-        ]
-        show_table(console, "Not right", wrong, ["method", "pass", "problem", "status", "reason"])
+    for fault in faults:
+        print_line(console, f"{fault.method}, {fault.direction}, {_shape(fault)}: {fault.status}", "bold red")
+        print_line(console, f"  {one_line(fault.reason or '')}", squeeze=False)
     for verdict in verdicts:
         for reason, count in verdict.refusals.items():
             print_line(console, f"{verdict.method} refuses {count}: {reason}", "dim")
@@ -126,7 +123,11 @@ def show_verdicts(console: Console, verdicts: Sequence[Verdict], device: str) ->
 
 def _shape(record: Record) -> str:
     """The problem of a record and the settings of its method, in few words."""
-    queries = "" if record.seq_len == record.seq_len_kv else f"{record.seq_len} queries, "
+    queries = (
+        ""
+        if record.seq_len == record.seq_len_kv
+        else f"{record.seq_len} {'query' if record.seq_len == 1 else 'queries'}, "
+    )
     told = [
         f"{record.batch} × " if (record.batch or 1) > 1 else "",
         f"{record.heads}:{record.kv_heads} heads of {record.head_dim}, {queries}{record.seq_len_kv} keys, {record.dtype}",
