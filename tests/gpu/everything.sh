@@ -12,7 +12,7 @@
 #     tables      the benchmarks by stage of prefill, backward and decoding
 #     timers      the timer beside others, the stage clock, and the A/A test
 #     doctor      what this machine is
-#     verify      whether every method that can run here is right, by `pyramidbench verify`
+#     verify      whether METHODS are right here, by `pyramidbench verify`; most of its time is compiling
 #     profile     a forward and a training cell in depth, with hardware counters where Nsight Compute is
 #     prefill, training, decode, upstream    a sweep of the suite of that name
 #
@@ -21,6 +21,7 @@
 # from another visit. Where machines are lent by the minute: SUITES="decode training" everything.sh OUT compile tests alone decode.
 # PYTHON: the interpreter, python3 unless set. LIMIT_S: seconds that a step may take, 600 unless set. TIMING: a cell's time in
 # sweeps, 500ms unless set. WORKERS: 14 unless set. JOBS: 4 unless set. SUITES: "prefill training decode upstream" unless set.
+# METHODS: "pyramid,pyramid:fast,flat,sliding_window" unless set.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [PART ...]" >&2
@@ -116,7 +117,7 @@ part() {
         shown same_twice.txt "$python" "$here/same_twice.py" --device cuda --timing 0.4 --out "$out/same-twice"
         ;;
     doctor) shown doctor.txt "$python" -m pyramidbench doctor ;;
-    verify) shown verify.txt "$python" -m pyramidbench verify ;;
+    verify) shown verify.txt "$python" -m pyramidbench verify --method "${METHODS:-pyramid,pyramid:fast,flat,sliding_window}" ;;
     profile)
         alone
         for direction in forward train; do
