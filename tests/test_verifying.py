@@ -289,6 +289,7 @@ def test_a_method_that_kills_its_process_leaves_a_log(
     path = file_of(tmp_path, KEPT, "import os; print('last words', flush=True); os.abort()")
     arguments = ["pyramidbench", "verify", shapes, "--method", f"{path},flat", "--pass", "forward", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     printed = capsys.readouterr()
