@@ -53,9 +53,9 @@ def verify(
         with VerifyProgress(console(error=json), len(cells)) as progress, working(settings) as worker:
             records = verify_cells(cells, worker, settings, progress.finished)
     finally:
-        kept = any(logs.iterdir())
+        kept = (logs / "logs").is_dir()
         if not kept:
-            shutil.rmtree(logs)
+            shutil.rmtree(logs, ignore_errors=True)
     if json:
         print_json([record.model_dump(by_alias=True) for record in records])
     else:
