@@ -35,17 +35,20 @@ def every_spec() -> tuple[str, ...]:
     return tuple(name if preset == "default" else f"{name}:{preset}" for name, preset in named)
 
 
-def cells_of(suite: Suite, methods: Sequence[str] | None, passes: Sequence[str] | None) -> list[Cell]:
+def cells_of(
+    suite: Suite, methods: Sequence[str] | None, passes: Sequence[str] | None, capture: str | None = None
+) -> list[Cell]:
     """The suite's cells, with other methods in place of its own and some of its passes only (None: as the suite has them).
+    `capture` is the file that its input "capture" stands for.
 
     Raises:
-        UserError: a method that does not exist.
+        UserError: a method that does not exist, or a capture that is missing, damaged, or not asked for.
     """
     if methods is not None:
         specs = tuple(MethodSpec(method=method) for method in methods if create(method))
         grids = tuple(grid.model_copy(update={"methods": specs}) for grid in suite.grids)
         suite = suite.model_copy(update={"grids": grids})
-    return [cell for cell in suite.cells() if passes is None or cell.direction in passes]
+    return [cell for cell in suite.cells(capture=capture) if passes is None or cell.direction in passes]
 
 
 def verify(
@@ -102,7 +105,7 @@ def _verdict(method: str, records: list[Record]) -> Verdict:
         method=method,
         backends=tuple(sorted({record.backend for record in right if record.backend})),
         right={direction: (good, all_) for direction, (good, all_) in counts.items() if all_},
-        sparse=sum((record.density or 1.0) < 1 for record in right),
+        sparse=sum(record.density is not None and record.density < 1 for record in right),
         refusals=dict(Counter(record.reason or "" for record in records if record.status == "unsupported")),
         nearest=max((record.gate_error or 0.0 for record in right), default=None),
         faults=tuple(record for record in made if record.status != "ok"),

@@ -271,6 +271,8 @@ def test_a_broken_file_is_one_line_and_the_others_go_on(command: Command, shapes
         (("--pass", "foward"), "Did you mean 'forward'?"),
         (("verifyy",), "Did you mean 'verify'?"),
         (("smoke", "--pass", "decode"), "has no cell in --pass decode"),
+        (("demo",), "give --input FILE.safetensors"),
+        (("smoke", "--input", "a.safetensors"), "asks for no capture"),
         (("--device", "tpu"), "accepted: auto, cpu, cuda"),
     ],
 )

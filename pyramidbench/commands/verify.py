@@ -17,11 +17,13 @@ Which = Annotated[
     Option("--method", help="name, name:preset or file.py, comma-separated; without it, all that there are"),
 ]
 Passes = Annotated[Text, Option("--pass", help="some passes only: forward, backward, train, decode")]
+Capture = Annotated[Text, Option(help="the capture (FILE.safetensors) that a suite asks for")]
 
 
 def verify(
-    suite: Shapes = None, method: Which = None, pass_: Passes = None, device: DeviceName = "auto", json: AsJson = False
-) -> None:
+    suite: Shapes = None, method: Which = None, pass_: Passes = None, input: Capture = None, device: DeviceName = "auto",
+    json: AsJson = False,
+) -> None:  # fmt: skip
     """Check that methods are right here, without timing: against fp64 with and without gradients, and for look-ahead."""
     import shutil
     import tempfile
@@ -42,7 +44,8 @@ def verify(
 
     methods = [part.strip() for text in method or [] for part in text.split(",")] or None
     passes = None if pass_ is None else parse_passes(pass_, "--pass")
-    cells = cells_of(load_suite(suite or SUITE), methods or (every_spec() if suite is None else None), passes)
+    asked = methods or (every_spec() if suite is None else None)
+    cells = cells_of(load_suite(suite or SUITE), asked, passes, input)
     if not cells:
         raise UserError(f"suite '{suite or SUITE}' has no cell in --pass {pass_}; leave --pass out, or name another.")
     tell_broken(cells)
