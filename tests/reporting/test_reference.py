@@ -17,10 +17,8 @@ MANIFESTS = sorted((ROOT / "results" / "reference").glob("*/manifest.json"))
 RUNS = [path.parent for path in MANIFESTS if "kind" not in json.loads(path.read_text())]
 """Sweeps; the manifest of an evaluation says that it is one."""
 UNFINISHED = {
-    "decode-h200": "the device's time was over behind batch 1 up to 512k tokens; the same command goes on",
-    "training-h200": "the device's time was over: backward at 256k and token level; the same command would go on",
-    "methods-h200": "the device's time was over behind 16k tokens",
-    "methods-256k-h200": "the device's time was over behind the first half of the methods",
+    "decode-h200": "the time that the visit had for it was over behind batch 64 at 4k tokens; the same command goes on",
+    "methods-256k-h200": "likewise behind the first sixteen methods: the slowest rules, flex and fa4_blocks are missing",
 }
 
 
@@ -65,7 +63,7 @@ def test_reference_reports_stay_small() -> None:
     files = [path for path in (ROOT / "reports" / "reference").rglob("*") if path.is_file() and path.suffix != ".svg"]
     sizes = {path: path.stat().st_size for path in files}
     assert max(sizes.values()) < 1_000_000
-    assert sum(sizes.values()) < 11_000_000
+    assert sum(sizes.values()) < 16_000_000
 
 
 def test_the_demo_reproduces_the_order_of_the_selections() -> None:
