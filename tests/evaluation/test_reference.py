@@ -22,13 +22,17 @@ MANIFESTS = sorted(RESULTS.glob("*/manifest.json"))
 EVALUATIONS = [path.parent for path in MANIFESTS if json.loads(path.read_text()).get("kind") == "evaluation"]
 REPORTED = {
     "smollm2-h200": (
-        "perplexity", "recall", "single-needle-0", "multi-key-0", "values", "choices-1", "choices-2",
+        "perplexity", "recall", "single-needle-0", "single-needle-4k", "single-needle-8k", "multi-key-0", "multi-key-4k",
+        "multi-key-8k", "values", "multi-value", "multi-query", "tracking", "choices-1", "choices-2", "shots-8k-1", "shots-8k-2",
+        "zero-shot",
     ),
     "smollm2-needle-cpu": ("needle-cpu",),
     "smollm2-retrieval": ("retrieval",),
     "smollm2-zero-shot-cpu": ("zero-shot-cpu", "several-cpu", "tracking-cpu"),
 }  # fmt: skip
 """The evaluations that a report is made of, in their order."""
+TIMED = {"smollm2-h200": "timed"}
+"""The evaluation that was made alone, whose times stand in a report's figures."""
 LEFT_OUT = {("smollm2-choices-2", "goal_inference", "pyramid", "keep=5%")}
 """Attentions that failed in a run, whose samples the others have."""
 
@@ -55,14 +59,18 @@ def test_an_evaluation_is_of_whole_rounds_and_names_no_folder_of_its_machine(fol
 
 def test_every_evaluation_of_several_attentions_is_in_a_report() -> None:
     reported = {f"smollm2-{name}" for names in REPORTED.values() for name in names}
+    reported |= {f"smollm2-{name}" for name in TIMED.values()}
     assert reported == {path.name for path in EVALUATIONS} - {"smollm2-commonsense-dense"}
 
 
 @pytest.mark.parametrize("name", REPORTED)
 def test_a_report_is_what_its_evaluations_say(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(figures, "save", lambda _canvas, folder, name: (folder / f"{name}.png").touch())
-    write_report([load_evaluation(RESULTS / f"smollm2-{one}") for one in REPORTED[name]], tmp_path)
+    evaluations = [load_evaluation(RESULTS / f"smollm2-{one}") for one in REPORTED[name]]
+    times = load_evaluation(RESULTS / f"smollm2-{TIMED[name]}") if name in TIMED else None
+    write_report(evaluations, tmp_path, times)
     again = " ".join(f"--report results/reference/smollm2-{one}" for one in REPORTED[name])
+    again += f" --times results/reference/smollm2-{TIMED[name]}" if name in TIMED else ""
     assert_same(tmp_path, REPORTS / name, f"run `pyramidbench evaluate {again} --out reports/reference/{name}`")
 
 
