@@ -38,8 +38,13 @@ def route_gap(rules: WalkRules, tiling: Tiling, head_dim: int, dtype: str, group
         return f"the Triton walk takes float16, bfloat16 and float32, not {dtype}"
     if head_dim > 256:
         return f"the Triton walk takes head dims up to 256, not {head_dim}"
-    if rules.tile_reduce == "lse" and score_rows(rules, tiling) > 128:
-        return f"the Triton walk scores up to 128 rows a tile, not {score_rows(rules, tiling)}; set score_rows"
+    # In fp32 the positive and the negative parts of 128 wide rows fill a multiprocessor's shared memory.
+    tallest = 64 if dtype == "float32" and head_dim > 128 and rules.bounds(head_dim) > 0 else 128
+    if rules.tile_reduce == "lse" and score_rows(rules, tiling) > tallest:
+        at = " of float32 at such a head dim" if tallest < 128 else ""
+        return (
+            f"the Triton walk scores up to {tallest} rows a tile{at}, not {score_rows(rules, tiling)}; set score_rows"
+        )
     places = _places(rules, tiling, group, dtype)
     if places > WIDEST_LEVEL:
         return (

@@ -40,11 +40,11 @@ from pyramidbench.kernels.route_nodes import (
 from pyramidbench.kernels.route_tile import rankable_blocks, score_row, write_choice
 from pyramidbench.kernels.top_k import best
 
-WALK_CHUNK = 32
 WALK_PROGRAMS = 8
-WALK_STAGES = 2
-"""One warp a tile, 8 programs per multiprocessor, chunks of 32 nodes; at 256k keys, 16 heads, K 64, β 4, H200: 4.5 ms. With
-a register cap for 12 programs 5.8, without prefetch 6.3, chunks of 16 on 12 programs 6.3, of 64 7.4, two warps 8.6."""
+"""In 16 bits one warp a tile, 8 programs per multiprocessor, chunks of 32 nodes; at 256k keys, 16 heads, K 64, β 4, H200: 4.5
+ms. With a register cap for 12 programs 5.8, without prefetch 6.3, chunks of 16 on 12 programs 6.3, of 64 7.4, two warps 8.6."""
+FP32_WORK = 32768
+"""Products of numbers that a warp does for a chunk in fp32, at most: with twice as many they spill."""
 
 
 @triton.jit
@@ -53,7 +53,8 @@ def _score_candidates(
     offset, span, blocks, slots, listed, lo, hi, is_inner, offs_d,
     GROUP: tl.constexpr, QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BRANCHING: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, SCORE_ROWS: tl.constexpr,
-    HAS_BOUNDS: tl.constexpr, IS_POOLED: tl.constexpr, SUMMED: tl.constexpr, CHILDREN: tl.constexpr,
+    KEEPS_ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_POOLED: tl.constexpr, SUMMED: tl.constexpr,
+    CHILDREN: tl.constexpr,
 ):  # fmt: skip
     """Scores of a level's candidates into score_ptr [slots], in chunks; `offset`: the level's place in the buffer."""
     WIDTH: tl.constexpr = 2 * HEAD_DIM if HAS_BOUNDS else HEAD_DIM
@@ -66,7 +67,7 @@ def _score_candidates(
         weight = log_keys(node, span, seq_len_kv, BLOCK_SIZE)
         if SUMMED:
             score = tl.sum(summary_logits(high, low, u, w, HAS_BOUNDS), 0) + GROUP * weight
-        elif GROUP <= HEADS:
+        elif KEEPS_ROWS:
             score = rows_score(
                 high, low, row_real, GROUP, u, w, weight, scale, level_ptr, offset, node, real, span, blocks, seq_len_kv,
                 offs_d, is_inner, BLOCK_SIZE, HEAD_DIM, BRANCHING, HEADS, ROWS, HAS_BOUNDS, CHILDREN,
@@ -92,9 +93,9 @@ def _walk(
     local_blocks, list_width, out_width,
     GROUP: tl.constexpr, QUERY_TILE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BRANCHING: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
-    SCORE_ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_CAUSAL: tl.constexpr, IS_POOLED: tl.constexpr,
-    SUMMED: tl.constexpr, CHILDREN: tl.constexpr, WITH_FORCED: tl.constexpr, FORCED_IN_BUDGET: tl.constexpr,
-    RESUMES: tl.constexpr,
+    SCORE_ROWS: tl.constexpr, KEEPS_ROWS: tl.constexpr, HAS_BOUNDS: tl.constexpr, IS_CAUSAL: tl.constexpr,
+    IS_POOLED: tl.constexpr, SUMMED: tl.constexpr, CHILDREN: tl.constexpr, WITH_FORCED: tl.constexpr,
+    FORCED_IN_BUDGET: tl.constexpr, RESUMES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     list_ptr += program * list_width
@@ -125,7 +126,7 @@ def _walk(
             # They have no mask.
             row_real = slot < 0
         else:
-            # of shape [HEADS·ROWS, BLOCK_D]; where a group has more heads, those are loaded again for every chunk
+            # of shape [HEADS·ROWS, BLOCK_D]
             high, low, row_real = query_rows(
                 q_base, 0, tile, tiles, q_strides, seq_len_q, QUERY_TILE, HEAD_DIM, offs_d, GROUP, 1, HEADS, ROWS,
                 SCORE_ROWS, IS_POOLED, HAS_BOUNDS,
@@ -159,7 +160,8 @@ def _walk(
                 _score_candidates(
                     q_base, list_ptr, score_ptr, level_ptr, high, low, row_real, q_strides, scale, tile, tiles, seq_len_q,
                     seq_len_kv, offset, span, blocks, slots, listed, lo, hi, step < levels - 1, offs_d, GROUP, QUERY_TILE,
-                    BLOCK_SIZE, HEAD_DIM, BRANCHING, CHUNK, HEADS, ROWS, SCORE_ROWS, HAS_BOUNDS, IS_POOLED, SUMMED, CHILDREN,
+                    BLOCK_SIZE, HEAD_DIM, BRANCHING, CHUNK, HEADS, ROWS, SCORE_ROWS, KEEPS_ROWS, HAS_BOUNDS, IS_POOLED,
+                    SUMMED, CHILDREN,
                 )  # fmt: skip
                 tl.debug_barrier()
                 chosen = best(tl.load(score_ptr + slot, mask=slot < slots, other=0.0), allowed, keep)
@@ -180,6 +182,31 @@ def _walk(
 
 
 @dataclass(frozen=True)
+class WalkTile:
+    """Nodes that a program scores at a time, and launch shape of `_walk`.
+
+    keeps_rows: a tile's queries stay in registers if they are those of all heads; otherwise each chunk loads them again.
+    """
+
+    CHUNK: int
+    num_warps: int
+    num_stages: int
+    keeps_rows: bool
+
+
+def walk_tile(rows: int, head_dim: int, itemsize: int, places: int) -> WalkTile:
+    """Tile sizes for `rows` scoring rows of `itemsize`-byte numbers, and `places` candidates of a level."""
+    warps = max(1, places // 1024)
+    if itemsize < 4:
+        return WalkTile(32, warps, 2, keeps_rows=True)
+    # fp32 products run on the vector units, which read rows and nodes from registers: with one warp 64 rows of 128 numbers
+    # spilled 12 KB a thread, and compiled for 50 s instead of 5 (Triton 3.9, sm_90).
+    width = triton.next_power_of_2(head_dim)
+    chunk = 32 if rows * width <= 8192 else 16
+    return WalkTile(chunk, min(16, max(warps, rows * chunk * width // FP32_WORK)), 1, keeps_rows=False)
+
+
+@dataclass(frozen=True)
 class Start:
     """Where a walk goes on: the level that was ranked last, and its kept nodes [items, inner_width] with their counts."""
 
@@ -192,7 +219,6 @@ def run_walk(call: Call, out: Tensor, counts: Tensor, leaf_width: int, start: St
     """Walk the levels that are left and write the best `leaf_width` leaves, with the forced ones unless more follows."""
     rules, device = call.rules, call.q.device
     places = slots(rules, call.tiling)
-    warps = max(1, places // 1024)
     count = programs(call.items, device, WALK_PROGRAMS)
     pooled = rules.tile_reduce == "mean"
     scoring = scoring_rows(rules, call.tiling)
@@ -201,6 +227,8 @@ def run_walk(call: Call, out: Tensor, counts: Tensor, leaf_width: int, start: St
     opened = torch.empty(count, rules.inner_width() + 2, dtype=torch.int32, device=device)
     levels = scored_levels(rules, call.tiling) if start is None else start.level
     last = rules.leaf_score == "summary"
+    summed = scoring == 1 and (rules.node_score == "summary" or levels == 1)
+    tile = walk_tile(16 if summed else heads * rows, call.q.shape[-1], call.q.element_size(), places)
     _walk[(count,)](
         queries,
         call.pyramid.nodes,
@@ -225,17 +253,18 @@ def run_walk(call: Call, out: Tensor, counts: Tensor, leaf_width: int, start: St
         out.shape[-1],
         BRANCHING=rules.branching,
         SLOTS=places,
-        CHUNK=WALK_CHUNK,
+        CHUNK=tile.CHUNK,
         HEADS=heads,
         ROWS=rows,
+        KEEPS_ROWS=call.group <= heads and tile.keeps_rows,
         HAS_BOUNDS=call.pyramid.has_bounds,
         IS_POOLED=pooled,
-        SUMMED=scoring == 1 and (rules.node_score == "summary" or levels == 1),
+        SUMMED=summed,
         CHILDREN=rules.node_score == "children",
         WITH_FORCED=last,
         FORCED_IN_BUDGET=rules.forced_in_budget and last,
         RESUMES=start is not None,
-        num_warps=warps,
-        num_stages=WALK_STAGES,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **call.shape,
     )

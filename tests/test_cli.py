@@ -249,6 +249,21 @@ def test_a_sweep_shows_its_table_and_says_where_run_and_report_lie(command: Comm
     assert len((tmp_path / "run" / "cells.jsonl").read_text().splitlines()) == 4
 
 
+def test_where_nothing_draws_a_sweep_is_kept_and_says_how_to_get_its_report(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*sys.modules]:
+        if name.startswith("pyramidbench.reporting"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    outcome = command("sweep", *TINY, "--out", "run")
+    assert outcome.code == 2
+    assert "Run: run" in outcome.out
+    assert "`pyramidbench report run`" in outcome.err.splitlines()[-1]
+    assert load_run(tmp_path / "run").missing == 0
+    refused(command("report", "run"), "vl_convert is not installed here", "pip install altair vl-convert-python")
+
+
 def test_a_training_pass_is_measured_beside_dense(command: Command) -> None:
     outcome = command("sweep", *TINY, "--pass", "train", "--out", "run")
     assert outcome.code == 0, outcome.err

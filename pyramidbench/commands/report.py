@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from pyramidbench.errors import unknown
+from pyramidbench.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from pyramidbench.store import Run
@@ -34,10 +34,16 @@ def write(runs: Sequence[Run], out: Path | None, style: str = "screen") -> Path:
     """Write the report of some runs; returns where its page lies.
 
     Raises:
-        UserError: a style that does not exist, or a folder that cannot be written.
+        UserError: a style that does not exist, a folder that cannot be written, or a package that draws is missing.
     """
-    from pyramidbench.reporting.write import STYLES, Source, write_report
-
+    try:
+        from pyramidbench.reporting.write import STYLES, Source, write_report
+    except ModuleNotFoundError as error:
+        named = " ".join(str(run.path) for run in runs)
+        raise UserError(
+            f"no report: the package {error.name} is not installed here; pip install altair vl-convert-python, or, on "
+            f"another machine, `pyramidbench report {named}`. What was measured is kept."
+        ) from None
     if style not in STYLES:
         raise unknown("style", style, STYLES)
     folder = out or Path("reports") / runs[0].path.resolve().name

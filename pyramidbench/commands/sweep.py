@@ -68,5 +68,6 @@ def sweep(
     else:
         shown_on = console()
         show_results(shown_on, run.frame)
-        say(shown_on, f"Run: {run.path}", f"Report: {write([run], None)}")
+        say(shown_on, f"Run: {run.path}")
+        say(shown_on, f"Report: {write([run], None)}")
     raise typer.Exit(exit_code(run.records))

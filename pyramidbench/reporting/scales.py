@@ -75,8 +75,9 @@ class Nines:
         return cls(max(LEAST_LOSS, 0.5 * float(lost.min())) if len(lost) else LEAST_LOSS)
 
     def decades(self, share: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Where shares stand. Rounded, since the last bit of a logarithm is not the same on every processor, and a report is."""
-        return np.round(-np.log10(np.maximum(1 - share + self.least, 1e-9)), 9)
+        """Where shares stand; rounded, since processors differ in a logarithm's last bit, and reports must not."""
+        decades: NDArray[np.float64] = -np.log10(np.maximum(1 - share + self.least, 1e-9))
+        return decades.round(9)
 
     def shares(self, decades: NDArray[np.float64]) -> NDArray[np.float64]:
         """Back again; beyond 1 where the axis goes on."""

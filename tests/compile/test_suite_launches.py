@@ -22,11 +22,12 @@ import torch
 from pyramidbench.cell import Cell
 from pyramidbench.expand import grid_cells
 from pyramidbench.suite import load_suite
+from pyramidbench.verifying import cells_of
 
 SUITES = ("prefill", "training")
 """The suites with cells on a GPU that need no file. Steps of decoding have their shapes in test_kernels.py."""
 PARTS = 4
-TYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
@@ -175,6 +176,22 @@ def test_every_shape_of_the_suites_compiles_and_fits(share: int, capability: int
         if shared > compiling.SHARED_BYTES[capability]:
             too_much.append(f"{told}; {case.constants}")
     assert not too_much
+
+
+def test_what_verify_asks_of_the_widest_heads_fits_the_least_shared_memory() -> None:
+    """In fp32 with all rows of a tile: the launches that are nearest to the limit. On a GPU one of them was beyond it."""
+    compiling, capability = compile_tests(), 80
+    methods = ("pyramid", "pyramid:paper", "pyramid:fast", "pyramid:fastest", "flat:exact")
+    cells = [cell for cell in cells_of(load_suite("verify"), methods, None) if cell.head_dim == 256]
+    found = launches(cells, capability)
+    assert {"_walk", "_mass", "_attend_fwd"} <= {launch.kernel.fn.__name__ for launch in found}
+    for launch in found:
+        case = case_of(launch, compiling)
+        registers, stack, shared = compiling.resources(case, capability)
+        print(
+            f"\nsm_{capability} {case.name}: {registers} registers, {stack} bytes of stack, {shared} bytes of shared memory"
+        )
+        assert shared <= compiling.SHARED_BYTES[capability], case.constants
 
 
 def test_what_hopper_s_own_kernel_is_launched_with_is_compiled() -> None:

@@ -23,8 +23,8 @@ EVALUATIONS = [path.parent for path in MANIFESTS if json.loads(path.read_text())
 REPORTED = {
     "smollm2-h200": (
         "perplexity", "recall", "single-needle-0", "single-needle-4k", "single-needle-8k", "multi-key-0", "multi-key-4k",
-        "multi-key-8k", "values", "multi-value", "multi-query", "tracking", "choices-1", "choices-2", "shots-8k-1", "shots-8k-2",
-        "zero-shot",
+        "multi-key-8k", "values", "multi-value", "multi-query", "tracking", "choices-1", "choices-2", "shots-8k-1",
+        "shots-8k-2", "zero-shot",
     ),
     "smollm2-needle-cpu": ("needle-cpu",),
     "smollm2-retrieval": ("retrieval",),

@@ -192,7 +192,9 @@ def differing_rows(
     q = torch.randn(case.batch, case.queries, case.heads, case.head_dim, device=device).to(dtype).transpose(1, 2)
     k = torch.randn(case.batch, case.kv_heads, case.keys, case.head_dim, device=device).to(dtype)
     if equal_keys:
-        k = k[:, :, :1].expand_as(k).contiguous()
+        # Equal whole numbers, whose means and products are exact in any order: otherwise a CPU's product may round equal
+        # columns differently.
+        q, k = (x.mul(2).round()[:, :, :1].expand_as(x).contiguous() for x in (q, k))
     if poisoned_key is not None:
         k[:, :, poisoned_key] = torch.nan
     tiling = Tiling(case.queries, case.keys, case.block_size, case.query_tile, case.causal)
