@@ -46,7 +46,9 @@ def asked(folder: Path, *parts: str, **variables: str) -> list[str]:
 
 def test_parts_run_alone_and_in_the_order_given(tmp_path: Path) -> None:
     lines = asked(tmp_path, "decode", "training", TIMING="50ms")
-    assert lines == [f"-m pyramidbench sweep {name} --timing 50ms --out out/{name}" for name in ("decode", "training")]
+    assert lines == [
+        f"-m pyramidbench sweep {name} --timing 50ms --json --out out/{name}" for name in ("decode", "training")
+    ]
 
 
 def test_what_times_waits_until_nothing_compiles(tmp_path: Path) -> None:

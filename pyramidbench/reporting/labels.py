@@ -25,7 +25,7 @@ SIDES: list[Side] = [
     (-0.7, -0.7, "right", "top"),
 ]  # fmt: skip
 """Where a label may stand beside its point, the preferred side first: direction and alignment."""
-DISTANCES = (7.0, 16.0, 27.0)
+DISTANCES = (7.0, 16.0, 27.0, 40.0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _cost(axes: Axes, box: Bbox, marks: list[Bbox], taken: list[Bbox]) -> float:
     """What a place costs: another label covered is worst, then the axes' edge passed, then a mark covered."""
     frame = Bbox(axes.get_window_extent().get_points() * 72 / _dpi(axes))
     outside = box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1
-    return 10.0 * float(box.count_overlaps(taken)) + 100.0 * outside + float(box.count_overlaps(marks))
+    return 60.0 * float(box.count_overlaps(taken)) + 100.0 * outside + float(box.count_overlaps(marks))
 
 
 def _write(axes: Axes, label: Label, side: Side, distance: float) -> None:

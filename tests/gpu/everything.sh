@@ -18,7 +18,7 @@
 #
 # OUT/gpu-test.txt is the tests' summary; their logs name every test as it ends, and tell what failed and why also where LIMIT_S
 # cuts them off. A sweep writes OUT/prefill and so on, a run folder that the same command resumes, also one that was copied there
-# from another visit. Where machines are lent by the minute: SUITES="decode training" everything.sh OUT compile tests alone decode.
+# from another visit, and that `pyramidbench report` makes a report of, on any machine. Where machines are lent by the minute: SUITES="decode training" everything.sh OUT compile tests alone decode.
 # PYTHON: the interpreter, python3 unless set. LIMIT_S: seconds that a step may take, 600 unless set. TIMING: a cell's time in
 # sweeps, 500ms unless set. WORKERS: 14 unless set. JOBS: 4 unless set. SUITES: "prefill training decode upstream" unless set.
 # METHODS: "pyramid,pyramid:fast,flat,sliding_window" unless set.
@@ -85,7 +85,8 @@ alone() {
 
 sweep() {
     alone
-    timeout "$limit_s" "$python" -m pyramidbench sweep "$1" --timing "${TIMING:-500ms}" --out "$out/$1"
+    # Without a report, whose figures need packages that pack.sh does not carry: `pyramidbench report OUT/NAME`, anywhere.
+    timeout "$limit_s" "$python" -m pyramidbench sweep "$1" --timing "${TIMING:-500ms}" --json --out "$out/$1" >/dev/null
 }
 
 part() {

@@ -10,10 +10,11 @@
 # model: "64k=64k 256k=256k 16k=64k" unless set. The captures, about 0.1 and 0.5 GB, lie in CAPTURES, which is ${TMPDIR:-/tmp} unless
 # set. While the model is converted and runs, the suite's kernels are compiled in JOBS processes, 8 unless set. OUT/methods-64k and
 # so on are run folders, which the same command resumes, each with its report, OUT/report-64k and so on; logs and tables lie beside
-# them. LAYER (13), EQUAL_MASS (captures whose tables of equal mass are made at their own length: "64k 256k", may be empty), ONLY
-# (methods of those tables, a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE (methods), DEVICE (auto) and PYTHON
-# (python3) may be set; LIMIT_S: seconds that a part may take, 600 unless set. A run's manifest holds OUT and CAPTURES as they are
-# given: for one that is to be committed, give both relative to the folder that the script is called in.
+# them. Where the packages that draw are missing, that is said, and `pyramidbench report OUT/methods-64k` makes one elsewhere. LAYER
+# (13), EQUAL_MASS (captures whose tables of equal mass are made at their own length: "64k 256k", may be empty), ONLY (methods of
+# those tables, a regular expression), TIMING (100ms a cell), ROPE (yarn), SUITE (methods), DEVICE (auto) and PYTHON (python3) may be
+# set; LIMIT_S: seconds that a part may take, 600 unless set. A run's manifest holds OUT and CAPTURES as they are given: for one that
+# is to be committed, give both relative to the folder that the script is called in.
 set -u
 if [ $# -lt 1 ]; then
     echo "usage: $0 OUT [MODEL]" >&2
@@ -60,7 +61,7 @@ say "compiled"
 for part in $parts; do
     length=${part%%=*}
     timeout "$limit_s" "$python" -m pyramidbench sweep "$suite" --input "$(captured "${part#*=}")" --seq "$length" \
-        --timing "${TIMING:-100ms}" --device "$device" --out "$out/methods-$length" 2>&1 | tee "$out/methods-$length.txt"
+        --timing "${TIMING:-100ms}" --device "$device" --json --out "$out/methods-$length" 2>&1 >/dev/null | tee "$out/methods-$length.txt"
     say "sweep $suite at $length"
 done
 for part in $parts; do
