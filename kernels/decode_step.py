@@ -49,5 +49,7 @@ def scratch_bytes(call: DecodeCall) -> int:
     """
     walks = call.passed > 0 and call.rules.top_k > 0
     parts = call.passed + call.forced_width if walks and pays_each(call) else call.list_width
-    numbers = call.list_width + (call.passed + call.scanned[1] if walks else 0)
-    return 4 * call.items * (numbers + parts * call.group * (call.store.sizes.head_dim_v + 1))
+    # The walk's scores are gone before the parts are made, and those of a launch before the next one's.
+    scores = max(call.scanned[1], *(call.places(level) + 1 for level in range(call.scan_level)), 0) if walks else 0
+    lists = call.list_width + (call.passed if walks else 0)
+    return 4 * call.items * (lists + max(scores, parts * call.group * (call.store.sizes.head_dim_v + 1)))
