@@ -2,9 +2,9 @@
 
 With p_ix = exp(s·q_i·k_x - lse_i) over the listed keys x ≤ p_i, δ_i = o_i·do_i and ds_ix = p_ix·(do_i·v_x - δ_i):
 dq_i = s·Σ_x ds_ix·k_x,  dk_x = s·Σ_i ds_ix·q_i,  dv_x = Σ_i p_ix·do_i.
- 1. attention_dq.py: dq, list by list, and the rows' δ. 2. transpose.py: each block's pairs. 3. attention_dkdv.py: dk and dv,
- block by block. 4. attention_pieces.py: the sums of blocks that many tiles list. Key/value heads go through 2 to 4 in
- windows, so that scratch stays bounded.
+ 1. attention_dq.py: dq, list by list, and the rows' δ; where few rows share a list (token level), attention_dq_by_key.py.
+ 2. transpose.py: each block's pairs. 3. attention_dkdv.py: dk and dv, block by block. 4. attention_pieces.py: the sums of
+ blocks that many tiles list. Key/value heads go through 2 to 4 in windows, so that scratch stays bounded.
 Lists whose table outgrows TABLE_BYTES for one head (token level past 128k queries) go through 2 to 4 in runs of tiles, one
 after the other, which add to fp32 sums of that head.
 Cost: 2·(3·D + 2·Dv) operations a (row, key) pair for five products, and 2·(D + Dv) to compute two of them twice.
@@ -22,8 +22,10 @@ import torch
 import triton
 from torch import Tensor
 
+from pyramidbench.kernels.attention_by_key import pays_by_key
 from pyramidbench.kernels.attention_dkdv import dkdv_tile, run_dkdv
 from pyramidbench.kernels.attention_dq import RowStats, dq_tile, run_dq
+from pyramidbench.kernels.attention_dq_by_key import GradientTile, gradient_tile, run_dq_by_key
 from pyramidbench.kernels.attention_fwd import has_tile_copies
 from pyramidbench.kernels.attention_pieces import add_pieces, piece_places, pieces_room
 from pyramidbench.kernels.attention_portable import AttendTile
@@ -87,6 +89,16 @@ def scratch_bytes(problem: Problem, tiling: Tiling, sets: int, longest: int) -> 
     return min(pieces, PIECE_BYTES) + min(tables, TABLE_BYTES)
 
 
+def gradient_of_queries(
+    inputs: tuple[Tensor, Tensor, Tensor], outputs: tuple[Tensor, Tensor, Tensor], lists: tuple[Tensor, Tensor],
+    selection: BlockSelection, scale: float, tile: AttendTile | GradientTile,
+) -> tuple[Tensor, RowStats]:  # fmt: skip
+    """dq and the rows' statistics, as `attention_dq.run_dq`, by the kernel that the type of `tile` names."""
+    if isinstance(tile, GradientTile):
+        return run_dq_by_key(inputs, outputs, lists, selection, scale, tile)
+    return run_dq(inputs, outputs, lists, selection, scale, tile)
+
+
 def _part(by_block: Transposed, begin: int, end: int) -> Transposed:
     """Some of the segments of a transposition."""
     return Transposed(*(getattr(by_block, name)[begin:end] for name in Transposed.__dataclass_fields__))
@@ -125,12 +137,14 @@ def gradients_of_keys(
 
 def chosen_tiles(
     q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, selection: BlockSelection
-) -> tuple[AttendTile, AttendTile]:
-    """Tile sizes of dQ, and of dK and dV."""
+) -> tuple[AttendTile | GradientTile, AttendTile]:
+    """Tile sizes of dQ, by their type list by list or block by block, and of dK and dV."""
     rows = q.shape[1] // selection.indices.shape[1] * selection.query_tile
-    dims = (selection.block_size, q.shape[3], v.shape[3], q.element_size())
-    by_lists = dq_tile(rows, *dims, tma=has_tile_copies(k, v))
-    return by_lists, dkdv_tile(rows, selection.query_tile, *dims, tma=has_tile_copies(q, d_out))
+    sizes = (q.shape[3], v.shape[3], q.element_size())
+    by_blocks = dkdv_tile(rows, selection.query_tile, selection.block_size, *sizes, tma=has_tile_copies(q, d_out))
+    if pays_by_key(rows, selection.counts.numel(), *sizes):
+        return gradient_tile(rows, selection.indices.shape[-1], selection.tiling.blocks, *sizes), by_blocks
+    return dq_tile(rows, selection.block_size, *sizes, tma=has_tile_copies(k, v)), by_blocks
 
 
 def attend_backward(
@@ -147,9 +161,9 @@ def attend_backward(
     # A sum's gradient is one element at every place; the copy engine takes no stride of 0.
     if d_out.stride(3) != 1 or 0 in d_out.stride():
         d_out = d_out.contiguous()
-    by_lists, by_blocks = chosen_tiles(q, k, v, d_out, selection)
+    of_queries, by_blocks = chosen_tiles(q, k, v, d_out, selection)
     outputs = (out, d_out, lse.contiguous())
-    dq, stats = run_dq((q, k, v), outputs, (indices, counts), selection, scale, by_lists)
+    dq, stats = gradient_of_queries((q, k, v), outputs, (indices, counts), selection, scale, of_queries)
     rows = q.shape[1] // indices.shape[1] * selection.query_tile
     chunk_rows = CHUNK_ROWS_FP32 if q.dtype == torch.float32 else CHUNK_ROWS
     cuts = plan(selection, k.shape[1], rows, k.shape[3] + v.shape[3], chunk_rows)

@@ -4,8 +4,8 @@ List by list (attention_portable.py) each (list, block) pair reads block·(D + D
 group·query_tile rows, which fill a matrix product of 16 rows or more only where R is that large; block by block it reads its
 R rows of q, and writes and reads R partial outputs: R·(D + 2·Dv) elements, and every product is full.
  1. attention_band.py: the blocks that neighbouring lists share, list-major. 2. transpose.py: the rest by block, for many
- windows of lists at once. 3. attention_partials.py, window by window (so that the partial outputs fit): partial outputs
- of the rest, and their sum with the band's.
+ windows of lists at once (key_windows.py). 3. attention_partials.py, window by window (so that the partial outputs fit):
+ partial outputs of the rest, and their sum with the band's.
 Cost: 2·(D + Dv) operations a (row, key) pair; scratch: PARTIAL_BYTES and TABLE_BYTES, whatever the length.
 Bound: by memory, the partial outputs written and read; at short lengths by the host, 9 launches at least.
 """
@@ -19,14 +19,10 @@ import triton
 from torch import Tensor
 
 from pyramidbench.kernels.attention_band import run_band, run_middle
-from pyramidbench.kernels.attention_partials import Window, partials_room, run_combine, run_partials
-from pyramidbench.kernels.transpose import PART, Cut, transpose, transposed_room
+from pyramidbench.kernels.attention_partials import partials_room, run_combine, run_partials
+from pyramidbench.kernels.key_windows import each_window, key_windows, longest_window
 from pyramidbench.selection import BlockSelection
-from pyramidbench.stages import part
 
-PARTIAL_BYTES = 384 * 2**20
-TABLE_BYTES = 64 * 2**20
-"""Larger windows are fewer launches: H200, 4/1 heads, 256k keys, windows of 4k / 8k / 12.9k lists 27 / 12.3 / 8.5 ms."""
 MOST_ROWS = 8
 FEWEST_LISTS = 2**15
 """Measured on an H200, lists of 19 blocks: 4 rows at 256k keys 8.4 ms by key, 20.3 list by list; 16 rows at 64k 6.1 and 5.0.
@@ -58,8 +54,7 @@ def pays_by_key(rows: int, lists: int, head_dim: int, head_dim_v: int, itemsize:
 
 def key_tile(rows: int, width: int, blocks: int, head_dim: int, head_dim_v: int, itemsize: int) -> KeyTile:
     """Tile sizes for lists of `width` of `blocks` blocks, shared by `rows` rows."""
-    window = PARTIAL_BYTES // (max(1, width) * rows * (head_dim_v * itemsize + 4))
-    window = max(PART.value, min(window, TABLE_BYTES * PART.value // (8 * blocks)))
+    window = longest_window(width, rows * (head_dim_v * itemsize + 4), blocks)
     widest = max(head_dim, head_dim_v)
     if itemsize == 4:
         # fp32 products run on the vector units; more rows spill.
@@ -68,13 +63,6 @@ def key_tile(rows: int, width: int, blocks: int, head_dim: int, head_dim_v: int,
     if widest > 128:
         return KeyTile(num_stages=1, registers=255, per_sm=2, window=window)
     return KeyTile(window=window)
-
-
-def _cut(sets: int, tiles: int, window: int) -> tuple[Cut, int]:
-    """Segments of even length, and how many of them make a window of at most `window` lists."""
-    runs = triton.cdiv(tiles, min(window, tiles))
-    cut = Cut(sets, tiles, triton.cdiv(tiles, runs))
-    return cut, min(cut.segments, max(1, window // cut.run))
 
 
 def _shape(q: Tensor, v: Tensor, selection: BlockSelection, tile: KeyTile) -> dict[str, int | bool]:
@@ -108,20 +96,13 @@ def attend_by_key(
     begins, ends = run_middle(selection, indices, counts)
     banded = {**shape, "BLOCK_M": tile.band_rows}
     run_band((q, k, v), (begins, ends, counts), (out, lse), selection, scale, banded)
-    cut, segments = _cut(batch * sets, tiles, tile.window)
-    table_bytes = segments * cut.parts() * blocks * 8
-    held = min(triton.cdiv(cut.segments, segments), max(1, TABLE_BYTES // table_bytes)) * segments
-    most_pairs = max(1, tile.chunk_rows // rows)
-    by_block = transposed_room(cut, held, width, blocks, most_pairs, q.device)
-    room = partials_room(segments * cut.run * width, rows, q, head_dim_v)
+    windows = key_windows(batch * sets, tiles, blocks, tile.window)
+    room = partials_room(windows.lists * width, rows, q, head_dim_v)
     shape["BLOCK_M"] = tile.BLOCK_M
     sums = {name: int(shape[name]) for name in ("GROUP", "QUERY_TILE", "HEAD_DIM_V", "BLOCK_DV")}
     sums |= {"BLOCK_M": tile.combine_rows, "UNROLL": tile.combine_slots, "num_warps": tile.combine_warps}
-    for first in range(0, cut.segments, held):
-        with part("transpose"):
-            transpose(indices, begins, ends, cut, first, most_pairs, by_block)
-        for start in range(first, min(first + held, cut.segments), segments):
-            window = Window(start, start - first, min(segments, cut.segments - start))
-            run_partials((q, k, v), by_block, room, window, cut, selection, scale, tile.per_sm, shape)
-            run_combine(room, by_block.places, (begins, ends), (out, lse), window, cut, sums)
+    most_pairs = max(1, tile.chunk_rows // rows)
+    for by_block, window in each_window(windows, (indices, begins, ends), blocks, most_pairs):
+        run_partials((q, k, v), by_block, room, window, windows.cut, selection, scale, tile.per_sm, shape)
+        run_combine(room, by_block.places, (begins, ends), (out, lse), window, windows.cut, sums)
     return out, lse

@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyramidbench.kernels.attention_band import LOG2_E, load_tile
+from pyramidbench.kernels.key_windows import Window
 from pyramidbench.kernels.route_call import programs
 from pyramidbench.kernels.transpose import Cut, Transposed
 from pyramidbench.selection import BlockSelection
@@ -172,15 +173,6 @@ def _combine(
             acc += part.to(tl.float32) * weight[:, None]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=out_mask)
     tl.store(lse_ptr + out_row, tl.where(empty, float("-inf"), top * 0.6931471805599453), mask=real)
-
-
-@dataclass(frozen=True)
-class Window:
-    """`segments` segments from `first` on; `skip` segments of the same transposition stand before them."""
-
-    first: int
-    skip: int
-    segments: int
 
 
 @dataclass(frozen=True)

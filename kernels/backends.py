@@ -105,13 +105,13 @@ def attend_bytes(problem: Problem, tiling: Tiling, sets: int, longest: int, back
     """Bytes that attention to `sets` sets a batch of lists up to `longest` holds besides them, its output and log-sum-exp."""
     if backend == "reference":
         return walk_cost.attention_scratch(problem)
-    from pyramidbench.kernels import attention_bwd, attention_by_key
+    from pyramidbench.kernels import attention_bwd, attention_by_key, key_windows
 
     rows = problem.heads // sets * tiling.query_tile
     by_key = attention_by_key.pays_by_key(
         rows, problem.batch * sets * tiling.tiles, problem.head_dim, problem.head_dim_v, problem.itemsize
     )
-    held = float(attention_by_key.PARTIAL_BYTES + attention_by_key.TABLE_BYTES) if by_key else 0.0
+    held = float(key_windows.PARTIAL_BYTES + key_windows.TABLE_BYTES) if by_key else 0.0
     if not problem.needs_gradients:
         return held
     return max(held, attention_bwd.scratch_bytes(problem, tiling, sets, longest))

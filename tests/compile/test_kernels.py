@@ -245,6 +245,28 @@ def queries_gradient(
     return Case(name, lambda: _attend_dq, pointers, constants, tile.num_warps, tile.num_stages, newest_only=tma)
 
 
+def queries_gradient_by_key(name: str, *, dim: int = 128, group: int = 4, dtype: str = "bf16") -> Case:
+    """`_row_stats`, `_dq_partial` or `_dq_sum`, by the name's first words."""
+    from pyramidbench.kernels import attention_dq_by_key as by_key
+
+    step = "_".join(name.split("-")[:2])
+    tile = by_key.gradient_tile(group, 19, 1024, dim, dim, 4 if dtype == "fp32" else 2)
+    pointers = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr", "d_out_ptr", "dq_ptr", "partial_ptr"), f"*{dtype}")
+    pointers |= dict.fromkeys(("lse_ptr", "log_sums_ptr", "delta_ptr"), "*fp32")
+    pointers |= {"scale": "fp32", "scale_log2": "fp32"}
+    if step == "row_stats":
+        constants: dict[str, object] = {"HEAD_DIM_V": dim, "BLOCK_M": by_key.STATS_ROWS, "BLOCK_DV": dim}
+        return Case(name, lambda: by_key._row_stats, pointers, constants, 4, 3)
+    constants = {"GROUP": group, "QUERY_TILE": 1, "HEAD_DIM": dim, "BLOCK_D": dim}
+    if step == "dq_sum":
+        constants |= {"BLOCK_M": tile.sum_rows, "UNROLL": tile.sum_slots}
+        return Case(name, lambda: by_key._dq_sum, pointers, constants, tile.sum_warps, 3)
+    constants |= {"BLOCK_SIZE": 64, "HEAD_DIM_V": dim, "BLOCK_M": tile.BLOCK_M, "BLOCK_N": 64, "BLOCK_DV": dim}
+    constants |= {"IS_CAUSAL": True}
+    kernel = by_key._dq_partial
+    return Case(name, lambda: kernel, pointers, constants, tile.num_warps, tile.num_stages, registers=tile.registers)
+
+
 def keys_gradient(
     name: str,
     *,
@@ -466,6 +488,11 @@ CASES = {
     **{f"{step}-by-key": partial(by_key) for step in ("band", "partial", "combine")},
     **{f"{step}-by-key-head-dim-256": partial(by_key, dim=256, group=1) for step in ("band", "partial", "combine")},
     **{f"{step}-by-key-fp32": partial(by_key, dtype="fp32") for step in ("band", "partial", "combine")},
+    **{f"{step}-by-key": partial(queries_gradient_by_key) for step in ("row-stats", "dq-partial", "dq-sum")},
+    "dq-partial-by-key-group-1": partial(queries_gradient_by_key, group=1),
+    "dq-partial-by-key-head-dim-256": partial(queries_gradient_by_key, dim=256, group=1),
+    "dq-partial-by-key-fp32": partial(queries_gradient_by_key, dtype="fp32"),
+    "dq-partial-by-key-fp32-head-dim-256": partial(queries_gradient_by_key, dim=256, dtype="fp32"),
     "dq-tile-128": partial(queries_gradient, query_tile=128, rows=128),
     "dq-tile-128-tma": partial(queries_gradient, query_tile=128, rows=128, tma=True),
     "dq-tile-64-blocks-of-128-tma": partial(queries_gradient, query_tile=64, rows=64, block=128, tma=True),

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -27,11 +28,14 @@ from pyramidbench.kernels.attention_fwd import attend
 from pyramidbench.selection import BlockSelection
 from pyramidbench.tiling import Tiling
 
+Tile = bwd.AttendTile | bwd.GradientTile
 DIM, SCALE, TIME_MS = 128, 128**-0.5, 200
+BY_KEY = bwd.gradient_tile(4, 19, 1024, DIM, DIM, 2)
 CHUNKS = (bwd.CHUNK_ROWS, 4096, 8192, 32768, 65536)
 DENSE = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
-# Tiles of dQ and of dK, dV: rows, keys, warps, stages, copy engine; None: the chosen one. Tile level, then token level.
-VARIANTS: dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = {
+# Tiles of dQ and of dK, dV: rows, keys, warps, stages, copy engine; None: the chosen one; by name: what differs from the one by
+# key that token level has. Tile level, then token level.
+VARIANTS: dict[str, tuple[tuple[int, ...] | dict[str, int] | None, tuple[int, ...] | None]] = {
     "tile-0": (None, None),
     "tile-1": ((128, 64, 8, 3, True), (32, 64, 4, 2, True)),
     "tile-2": ((64, 64, 4, 2, True), (32, 64, 4, 3, True)),
@@ -43,13 +47,23 @@ VARIANTS: dict[str, tuple[tuple[int, ...] | None, tuple[int, ...] | None]] = {
     "token-0": (None, None),
     "token-1": ((16, 64, 2, 2, True), (32, 64, 4, 2, False)),
     "token-2": ((16, 64, 4, 3, True), (32, 64, 4, 3, False)),
-    "token-3": ((16, 128, 4, 2, False), (64, 64, 8, 2, False)),
+    "token-3": ({"num_warps": 8, "registers": 128}, (64, 64, 8, 2, False)),
+    "token-4": ({"registers": 168, "per_sm": 3}, (64, 64, 4, 2, False)),
+    "token-5": ({"BLOCK_M": 128, "num_warps": 8, "per_sm": 1}, None),
+    "token-6": ({"BLOCK_M": 32, "registers": 168, "per_sm": 3}, None),
+    "token-7": ({"chunk_rows": 512}, None),
+    "token-8": ({"chunk_rows": 2048}, None),
+    "token-9": ({"sum_slots": 19}, None),
+    "token-10": ({"sum_rows": 8, "sum_warps": 2}, None),
+    "token-11": ({"window": 8192}, None),
 }
 # Keys, query heads, key/value heads, query tile, K.
 CALLS = {
     "tile-64k": (2**16, 16, 16, 128, 64),
     "tile-256k": (2**18, 16, 16, 128, 64),
     "token-64k": (2**16, 32, 8, 1, 16),
+    "token-256k": (2**18, 32, 8, 1, 16),
+    "token-64k-group-16": (2**16, 16, 1, 1, 16),
 }
 
 
@@ -68,15 +82,26 @@ def drawn(keys: int, kv_heads: int, query_tile: int, top_k: int) -> BlockSelecti
     return BlockSelection.from_indices(torch.stack(lists)[None], tiling)
 
 
-def tiles_of(variant: str, chosen: tuple[bwd.AttendTile, bwd.AttendTile]) -> list[bwd.AttendTile]:
-    return [bwd.AttendTile(*sizes) if sizes else tile for sizes, tile in zip(VARIANTS[variant], chosen)]
+def tiles_of(variant: str, chosen: tuple[Tile, bwd.AttendTile]) -> tuple[Tile, bwd.AttendTile]:
+    of_queries, by_blocks = VARIANTS[variant]
+    queries, keys = chosen
+    if isinstance(of_queries, dict):
+        queries = replace(BY_KEY if isinstance(queries, bwd.AttendTile) else queries, **of_queries)
+    elif of_queries:
+        queries = bwd.AttendTile(*of_queries)
+    return queries, bwd.AttendTile(*by_blocks) if by_blocks else keys
 
 
 def check(variant: str) -> None:
     """Raises when gradients differ from the twin's by more than rounding, or between two runs."""
-    tests, choose = load("test_attention_bwd"), bwd.chosen_tiles
-    case = tests.Case("", 4, 2, 1500, 1601, DIM, DIM, 64, 1 if variant[:5] == "token" else 128, 2, keep=11)
-    with mock.patch.object(bwd, "chosen_tiles", lambda *call: tiles_of(variant, choose(*call))):
+    tests, choose, by_key = load("test_attention_bwd"), bwd.chosen_tiles, variant[:5] == "token"
+    case = tests.Case("", 4, 2, 1500, 1601, DIM, DIM, 64, 1 if by_key else 128, 2, keep=11)
+
+    def tiles(*call: torch.Tensor) -> tuple[Tile, bwd.AttendTile]:
+        of_queries, by_blocks = choose(*call)
+        return tiles_of(variant, (BY_KEY if by_key else of_queries, by_blocks))
+
+    with mock.patch.object(bwd, "chosen_tiles", tiles):
         tests.check(case, torch.bfloat16, "cuda", runs=2)
 
 
@@ -114,11 +139,12 @@ def measure(name: str, passed: list[str]) -> None:
     chosen = bwd.chosen_tiles(q, k, v, d_out, selection)
     plan, *plans = (bwd.plan(selection, kv_heads, group * query_tile, 2 * DIM, rows) for rows in CHUNKS)
     queries = ((q, k, v), (outputs[0], d_out, outputs[1]), lists, selection, SCALE)
-    keys = ((q, k, v, d_out), bwd.run_dq(*queries, chosen[0])[1], lists, selection, SCALE)
+    keys = ((q, k, v, d_out), bwd.gradient_of_queries(*queries, chosen[0])[1], lists, selection, SCALE)
     for variant in (x for x in passed if x[:4] == name[:4]):
-        by_lists, by_blocks = tiles_of(variant, chosen)
-        show(f"{name} dq {str(by_lists)[10:]}", 3 * pairs, partial(bwd.run_dq, *queries, by_lists))
-        show(f"{name} dkdv {str(by_blocks)[10:]}", 4 * pairs, partial(bwd.gradients_of_keys, *keys, by_blocks, plan))
+        of_queries, by_blocks = tiles_of(variant, chosen)
+        show(f"{name} dq {of_queries}", 3 * pairs, partial(bwd.gradient_of_queries, *queries, of_queries))
+        if VARIANTS[variant][1] or variant[-2:] == "-0":
+            show(f"{name} dkdv {by_blocks}", 4 * pairs, partial(bwd.gradients_of_keys, *keys, by_blocks, plan))
     for rows, other in zip(CHUNKS[1:], plans):
         show(f"{name} dkdv, {rows} rows a chunk", 4 * pairs, partial(bwd.gradients_of_keys, *keys, chosen[1], other))
     room = bwd.transposed_room(plan.cut, plan.tabled, lists[0].shape[3], n // 64, plan.most_pairs, q.device)

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,8 @@ def attention_hopper(device: str) -> None:
 
 
 def attention_bwd(device: str) -> None:
-    """Rows by pointers; blocks of several chunks and of one; a set for each head; long lists in runs that add up."""
+    """Rows by pointers; blocks of several chunks and of one; queries list by list and by key; a set for each head; long lists
+    in runs that add up."""
     from pyramidbench.kernels import attention_bwd as module
 
     tests = load("test_attention_bwd")
@@ -127,6 +129,9 @@ def attention_bwd(device: str) -> None:
     with mock.patch.object(module, "plan", lambda *sizes: plan(*sizes[:4], chunk_rows=64)):
         tests.check(case(query_tile=1, queries=24), half(device), device)
         tests.check(case(query_tile=16, sets=4), torch.float32, device)
+        with pytest.MonkeyPatch.context() as patch:
+            tests.by_key(patch, chunk_rows=64, window=33)
+            tests.check(case(query_tile=1, queries=40), half(device), device)
         with mock.patch.multiple(module, TABLE_BYTES=1, PIECE_BYTES=2**16):
             tests.check(case(query_tile=1, queries=40), half(device), device)
 

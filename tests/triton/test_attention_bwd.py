@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -66,6 +66,9 @@ LARGE = [
 ]
 
 
+TOKEN_LEVEL = Case("group-3-odd-dims-batch-token-level", 6, 2, 40, 93, 24, 40, query_tile=1, sets=2, batch=2, keep=4)
+
+
 def named(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
@@ -97,6 +100,38 @@ def test_cut_short(case: Case, table_bytes: int, device: str, monkeypatch: pytes
     monkeypatch.setattr(attention_bwd, "PIECE_BYTES", 2**16)
     monkeypatch.setattr(attention_bwd, "plan", lambda *sizes: plan(*sizes[:4], chunk_rows=64))
     check(case, torch.float32, device, runs=2)
+
+
+@named([SMALL[3], TOKEN_LEVEL, SMALL[6], SMALL[7]])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_queries_by_key(case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks and windows of few pairs."""
+    by_key(
+        monkeypatch,
+        chunk_rows=48,
+        window=33,
+        **(dict.fromkeys(("sum_slots", "sum_rows"), 2) if device == "cpu" else {}),
+    )
+    check(case, dtype, device)
+
+
+@pytest.mark.gpu
+@named([case for case in LARGE if case.query_tile * case.heads // case.sets <= 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_queries_by_key_large(case: Case, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_key(monkeypatch, chunk_rows=256, window=300)
+    check(case, dtype, device, runs=2)
+
+
+def test_queries_of_many_lists_go_by_key(device: str) -> None:
+    from pyramidbench.kernels.attention_bwd import chosen_tiles
+    from pyramidbench.kernels.attention_dq_by_key import GradientTile
+
+    for heads, queries, expected in ((4, 2**15, True), (4, 2**14, False), (16, 2**15, False)):
+        q, k = (torch.empty(1, n, queries, 16, dtype=torch.bfloat16, device=device) for n in (heads, 1))
+        lists = torch.zeros(1, 1, queries, 1, dtype=torch.int32, device=device)
+        selection = BlockSelection.from_indices(lists, Tiling(queries, queries, 64, 1, True))
+        assert isinstance(chosen_tiles(q, k, k, q, selection)[0], GradientTile) == expected
 
 
 def test_unlisted_blocks_and_rows_without_a_key_get_zeros(device: str) -> None:
@@ -168,6 +203,22 @@ def check(case: Case, dtype: torch.dtype, device: str, runs: int = 1) -> None:
         assert gradient.shape == right.shape
         error = float((other - right).abs().max()) + torch.finfo(dtype).eps * float(right.abs().max())
         assert float((gradient - right).abs().max()) <= 2 * error, f"d{name}"
+
+
+def by_key(monkeypatch: pytest.MonkeyPatch, **changes: int) -> None:
+    """From here on dQ goes block by block, with `changes` of its tile sizes."""
+    from pyramidbench.kernels import attention_bwd
+    from pyramidbench.kernels.attention_dq_by_key import gradient_tile
+
+    choose = attention_bwd.chosen_tiles
+
+    def chosen(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, selection: BlockSelection) -> object:
+        rows = q.shape[1] // selection.indices.shape[1] * selection.query_tile
+        sizes = (selection.indices.shape[-1], selection.tiling.blocks, q.shape[3], v.shape[3], q.element_size())
+        tile = replace(gradient_tile(rows, *sizes), **changes)
+        return replace(tile, BLOCK_M=max(tile.BLOCK_M, rows)), choose(q, k, v, d_out, selection)[1]
+
+    monkeypatch.setattr(attention_bwd, "chosen_tiles", chosen)
 
 
 def gradients(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor, selection: BlockSelection) -> tuple[Tensor, ...]:
