@@ -20,6 +20,7 @@ WHAT = "FlashAttention-4's block-sparse attention"
 SPARSITY = ("flash_attn.cute.block_sparsity",)
 LARGEST_HEAD_DIM = 128
 BLOCK = 128
+SMALL = (64, 128)
 TILES = {9: 128, 10: 256, 11: 256}
 """Queries of a tile by generation: on Blackwell a program takes two tiles of 128 at once."""
 
@@ -30,7 +31,9 @@ class Fa4Blocks(FedBlocks):
 
     Parameters besides the budget: rule, the method whose lists are attended to.
     Cost: that of the rule; sorting the lists into whole and partly seen blocks is part of the call and of every timing.
-    Differs from the source: nothing. Blocks of 128 keys; tiles of 128 queries, on Blackwell of 256.
+    Differs from the source: nothing. Blocks of 128 keys; tiles of 128 queries, on Blackwell of 256. On Hopper, without
+    gradients, blocks of 64 as well, and tiles of 64 (interface.py, _fit_sm90_fwd_tile_to_block_sparsity; the backward there
+    goes by 128 keys).
     """
 
     kernel: ClassVar[str] = "fa4-blocks"
@@ -47,6 +50,9 @@ class Fa4Blocks(FedBlocks):
         dims = max(problem.head_dim, problem.head_dim_v)
         if dims > LARGEST_HEAD_DIM:
             return f"{WHAT} is called with head dims up to {LARGEST_HEAD_DIM}, not {dims}"
+        small = _tile() == BLOCK and not problem.needs_gradients
+        if small and self.block_size in SMALL and self.query_tile in SMALL:
+            return fa4.limit(problem)
         return fa4.limit(problem) or self.sizes_limit(BLOCK, _tile())
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:

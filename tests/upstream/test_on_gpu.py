@@ -22,13 +22,15 @@ from pyramidbench.registry import create, method_names
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 MakeTensors = Callable[..., tuple[Tensor, Tensor, Tensor]]
 DENSE = ["dense:cudnn", "dense:flash", "dense:efficient", "dense:math", "dense:fa2", "dense:fa3", "dense:fa4"]
-BLOCKS = {
-    # adapter: query heads, key/value heads, causal, parameters
+BLOCKS: dict[str, tuple[int, int, bool, dict[str, object]]] = {
+    # adapter, and what tells two cases of it apart: query heads, key/value heads, causal, parameters
     "fla_nsa": (32, 2, True, {"top_k": 4}),
     "fla_nsa:own": (32, 2, True, {"top_k": 4}),
     "fla_moba": (8, 2, True, {"top_k": 4}),
     "flex": (8, 2, True, {"top_k": 2}),
     "fa4_blocks": (8, 2, True, {"top_k": 2}),
+    "fa4_blocks 64 × 128": (8, 2, True, {"top_k": 4, "block_size": 64}),
+    "fa4_blocks 64 × 64": (8, 2, False, {"top_k": 4, "block_size": 64, "query_tile": 64}),
     "fastvideo_vsa": (8, 2, False, {"top_k": 4}),
     "flash_moba": (8, 2, True, {"top_k": 4}),
     "block_sparse_attn": (8, 2, True, {"top_k": 2}),
@@ -99,9 +101,10 @@ def test_dense_kernels(
 
 @pytest.mark.parametrize("length", [1024, 2000])
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("spec", BLOCKS)
-def test_block_kernels(spec: str, dim: int, length: int, tensors: MakeTensors) -> None:
-    heads, kv_heads, causal, parameters = BLOCKS[spec]
+@pytest.mark.parametrize("case", BLOCKS)
+def test_block_kernels(case: str, dim: int, length: int, tensors: MakeTensors) -> None:
+    heads, kv_heads, causal, parameters = BLOCKS[case]
+    spec = case.split()[0]
     q, k, v = on_device(tensors, length, length, heads, kv_heads, dim)
     problem = Problem.of(q, k, v, causal=causal, scale=0.1 if spec != "llsa" else None)
     method = ready(spec, parameters, problem)
