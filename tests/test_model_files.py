@@ -123,3 +123,28 @@ def test_a_missing_transformers_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"pip install 'pyramidbench\[hf\]'"):
         model_files.import_transformers()
+
+
+def test_a_hub_name_without_a_connection_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Then the hub's own cache counts, and where that lacks the model, one sentence says so at once."""
+    hub = pytest.importorskip("huggingface_hub", reason="the extra 'hf' is not installed")
+    asked: list[str] = []
+    cache: dict[str, str] = {}
+
+    def no_answer(_hub: object, model: str, **_options: object) -> None:
+        asked.append(model)
+        raise ConnectionError("name not known")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.HfApi, "model_info", no_answer)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda _model, file: cache.get(file))
+    with pytest.raises(
+        UserError, match=r"^model 'a/b' is not in the Hugging Face cache, and .* \(name not known\); accepted"
+    ):
+        find_model("a/b", None, silent)
+    assert asked == ["a/b"]
+    cache["config.json"] = str(tmp_path / "config.json")
+    assert find_model("a/b", None, silent).location == str(tmp_path)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    assert find_model("a/b", None, silent).location == "a/b"
+    assert asked == ["a/b"] * 2
