@@ -62,7 +62,7 @@ def test_what_times_waits_until_nothing_compiles(tmp_path: Path) -> None:
 def test_all_of_it_holds_every_suite_of_a_gpu(tmp_path: Path) -> None:
     lines = asked(tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     swept = [line.split()[3] for line in lines if line.startswith("-m pyramidbench sweep")]
-    assert swept == ["prefill", "training", "decode", "upstream"]
+    assert swept == ["prefill", "training", "training_tokens", "decode", "upstream"]
 
 
 def test_a_wheel_in_pieces_is_joined_when_all_are_there(tmp_path: Path) -> None:

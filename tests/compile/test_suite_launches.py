@@ -24,7 +24,7 @@ from pyramidbench.expand import grid_cells
 from pyramidbench.suite import load_suite
 from pyramidbench.verifying import cells_of
 
-SUITES = ("prefill", "training")
+SUITES = ("prefill", "training", "training_tokens")
 """The suites with cells on a GPU that need no file. Steps of decoding have their shapes in test_kernels.py."""
 PARTS = 4
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64"}

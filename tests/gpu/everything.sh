@@ -14,13 +14,13 @@
 #     doctor      what this machine is
 #     verify      whether METHODS are right here, by `pyramidbench verify`; most of its time is compiling
 #     profile     a forward and a training cell in depth, with hardware counters where Nsight Compute is
-#     prefill, training, decode, upstream    a sweep of the suite of that name
+#     prefill, training, training_tokens, decode, upstream    a sweep of the suite of that name
 #
 # OUT/gpu-test.txt is the tests' summary; their logs name every test as it ends, and tell what failed and why also where LIMIT_S
 # cuts them off. A sweep writes OUT/prefill and so on, a run folder that the same command resumes, also one that was copied there
 # from another visit, and that `pyramidbench report` makes a report of, on any machine. Where machines are lent by the minute: SUITES="decode training" everything.sh OUT compile tests alone decode.
 # PYTHON: the interpreter, python3 unless set. LIMIT_S: seconds that a step may take, 600 unless set. TIMING: a cell's time in
-# sweeps, 500ms unless set. WORKERS: 14 unless set. JOBS: 4 unless set. SUITES: "prefill training decode upstream" unless set.
+# sweeps, 500ms unless set. WORKERS: 14 unless set. JOBS: 4 unless set. SUITES: "prefill training training_tokens decode upstream" unless set.
 # METHODS: "pyramid,pyramid:fast,flat,sliding_window" unless set.
 set -u
 if [ $# -lt 1 ]; then
@@ -33,7 +33,7 @@ limit_s=${LIMIT_S:-600}
 mkdir -p "$1"
 out=$(CDPATH='' cd -- "$1" && pwd)
 shift
-known="compile tests sanitize alone tables timers doctor verify profile prefill training decode upstream"
+known="compile tests sanitize alone tables timers doctor verify profile prefill training training_tokens decode upstream"
 parts=${*:-$known}
 compiling=
 began=$(date +%s)
@@ -68,7 +68,7 @@ tests() {
 # First calls were 34 of the 100 s in which an H200 measured 66 cells of the suite decode, one after another.
 compile() {
     timeout "$limit_s" "$python" "$here/bench_prefill.py" --no-check --samples 1
-    for suite in ${SUITES:-prefill training decode upstream}; do
+    for suite in ${SUITES:-prefill training training_tokens decode upstream}; do
         if [ "$suite" = decode ]; then
             timeout "$limit_s" "$python" "$here/compile_steps.py" decode --jobs "${JOBS:-4}"
             continue
