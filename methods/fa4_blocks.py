@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from pyramidbench.method import Positive
 from pyramidbench.problem import Problem
@@ -30,7 +29,8 @@ class Fa4Blocks(FedBlocks):
     """Keeps what `rule` keeps, and attends by FlashAttention-4 over the blocks that are listed, whole ones without a mask.
 
     Parameters besides the budget: rule, the method whose lists are attended to.
-    Cost: that of the rule; sorting the lists into whole and partly seen blocks is part of the call and of every timing.
+    Cost: that of the rule; parting the lists into whole and partly seen blocks, and with gradients their transposition, is
+    part of the call and of every timing.
     Differs from the source: nothing. Blocks of 128 keys; tiles of 128 queries, on Blackwell of 256. On Hopper, without
     gradients, blocks of 64 as well, and tiles of 64 (interface.py, _fit_sm90_fwd_tile_to_block_sparsity; the backward there
     goes by 128 keys).
@@ -57,31 +57,29 @@ class Fa4Blocks(FedBlocks):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, selection: BlockSelection | None, problem: Problem) -> Tensor:
         assert selection is not None
-        mask = selection.to_block_mask(problem.heads)
         tensors = importing.function(SPARSITY, "BlockSparseTensorsTorch")
         sizes = (selection.query_tile, selection.block_size)
+        group = problem.heads // selection.indices.shape[1]
+        by_query = (x.repeat_interleave(group, 1).contiguous() for x in selection.parted())
         output = first(
             importing.function(fa4.MODULES, "flash_attn_func")(
                 *by_token(q, k, v),
                 softmax_scale=problem.scale,
                 causal=problem.causal,
-                block_sparse_tensors=tensors(*_by_query(mask), block_size=sizes),
-                block_sparse_tensors_bwd=tensors(*_by_key(mask), block_size=sizes) if problem.needs_gradients else None,
+                block_sparse_tensors=tensors(*by_query, block_size=sizes),
+                block_sparse_tensors_bwd=self._by_key(selection, problem) if problem.needs_gradients else None,
             )
         )
         return output.transpose(1, 2)
+
+    def _by_key(self, selection: BlockSelection, problem: Problem) -> object:
+        """Counts and lists of the tiles that see a block in part, then of those that see it whole."""
+        mask = selection.to_block_mask(problem.heads, compiled=True)
+        lists = (mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices)
+        sizes = (selection.query_tile, selection.block_size)
+        return importing.function(SPARSITY, "BlockSparseTensorsTorch")(*lists, block_size=sizes)
 
 
 def _tile() -> int:
     """Queries of a tile on this machine's device; that of Hopper without one."""
     return TILES.get(torch.cuda.get_device_capability()[0], 128) if torch.cuda.is_available() else 128
-
-
-def _by_query(mask: BlockMask) -> tuple[Tensor | None, ...]:
-    """Counts and lists of the blocks that a tile sees in part, then of those that it sees whole."""
-    return mask.kv_num_blocks, mask.kv_indices, mask.full_kv_num_blocks, mask.full_kv_indices
-
-
-def _by_key(mask: BlockMask) -> tuple[Tensor | None, ...]:
-    """Counts and lists of the tiles that see a block in part, then of those that see it whole."""
-    return mask.q_num_blocks, mask.q_indices, mask.full_q_num_blocks, mask.full_q_indices

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyramidbench.tiling import Forced, Tiling
 
@@ -88,6 +89,22 @@ class BlockSelection:
         if tiling.causal and bool((listed & (indices * tiling.block_size > tiling.last_position(tile))).any()):
             raise ValueError("a selected block starts after the tile's last query")
 
+    def parted(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Counts and lists of the blocks that some query of a tile sees in part, then of those that every query sees whole.
+
+        int32 [B, heads, tiles] and [B, heads, tiles, S'], S' at most the number of blocks; behind the counts stand zeros.
+        """
+        tiling, indices = self.tiling, self.indices[..., : self.tiling.blocks]
+        tile = torch.arange(tiling.tiles, device=indices.device)[:, None]
+        whole = (indices >= 0) & tiling.complete(indices, tile, tiling.block_size)
+        whole &= (indices + 1) * tiling.block_size <= tiling.seq_len_kv
+        # Lists ascend, so the blocks that are seen whole come first.
+        first = whole.sum(-1, dtype=torch.int32)
+        slot = torch.arange(indices.shape[-1], device=indices.device)
+        partly = indices.gather(-1, (slot + first[..., None]).clamp(max=indices.shape[-1] - 1).long())
+        counts = self.counts - first
+        return counts, partly.where(slot < counts[..., None], 0), first, indices.where(whole, 0)
+
     def to_block_mask(self, heads: int | None = None, *, compiled: bool = False) -> BlockMask:
         """The same sets as a FlexAttention BlockMask, repeated over `heads` query heads (default: the sets' own number).
 
@@ -98,13 +115,10 @@ class BlockSelection:
 
         tiling = self.tiling
         group = (heads or self.indices.shape[1]) // self.indices.shape[1]
-        listed = self.mask().repeat_interleave(group, dim=1)
-        tile, block = (torch.arange(n, device=listed.device) for n in (tiling.tiles, tiling.blocks))
-        # Blocks that every query of the tile sees whole need no element mask in a compiled kernel.
-        whole = listed & tiling.complete(block, tile[:, None], tiling.block_size)
-        whole &= (block + 1) * tiling.block_size <= tiling.seq_len_kv
-        partly = listed & ~whole
-
+        counts, partly, whole_counts, whole = (x.repeat_interleave(group, dim=1) for x in self.parted())
+        # Its transposition takes the width of a list for the number of blocks.
+        partly, whole = (pad(x, (0, tiling.blocks - x.shape[-1])) for x in (partly, whole))
+        listed = None if compiled else self.mask().repeat_interleave(group, dim=1)
         offset, causal = tiling.offset, tiling.causal
 
         def before(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:  # noqa: ARG001
@@ -112,22 +126,19 @@ class BlockSelection:
 
         def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             # Without torch.compile, FlexAttention looks at this function alone and not at the lists.
+            assert listed is not None
             kept = listed[batch, head, query // tiling.query_tile, key // tiling.block_size]
             return kept & before(batch, head, query, key)
 
         return BlockMask.from_kv_blocks(
-            *_first_listed(partly),
-            *_first_listed(whole),
+            counts,
+            partly,
+            whole_counts,
+            whole,
             BLOCK_SIZE=(self.query_tile, self.block_size),
             mask_mod=before if compiled else seen,
             seq_lengths=(self.seq_len_q, self.seq_len_kv),
         )
-
-
-def _first_listed(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """How many places of the last dimension are True, and all places with those first; both int32."""
-    order = mask.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
-    return mask.sum(-1, dtype=torch.int32), order.to(torch.int32)
 
 
 SORTED_ELEMENTS = 1 << 14

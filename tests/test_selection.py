@@ -167,7 +167,24 @@ def test_flex_attention_over_the_block_mask_is_the_same(tensors: MakeTensors, ti
     mask = selection.to_block_mask(heads=4)
     assert mask.shape == (2, 4, tiling.seq_len_q, tiling.seq_len_kv)
     # The compiled kernels visit exactly the listed blocks; uncompiled, only the element mask is looked at.
-    assert torch.equal(mask.to_dense().bool(), selection.mask().repeat_interleave(4 // sets, 1))
+    for made in (mask, selection.to_block_mask(heads=4, compiled=True)):
+        assert torch.equal(made.to_dense().bool(), selection.mask().repeat_interleave(4 // sets, 1))
     output = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
     assert isinstance(output, Tensor)
     torch.testing.assert_close(output, sparse_attention(q, k, v, selection))
+
+
+def test_blocks_seen_in_part_and_whole() -> None:
+    """Tiles of 4 on blocks of 4 with two keys ahead and a ragged end: tile 0 sees keys up to 2 to 5, tile 2 up to 10 and 11."""
+    tiling = Tiling(10, 12, 4, 4, True)
+    lists = torch.tensor([[[[0, 1, -1, -1], [0, 1, 2, -1], [0, 2, -1, -1]]]])
+    counts, partly, whole_counts, whole = BlockSelection.from_indices(lists, tiling).parted()
+    assert counts[0, 0].tolist() == [2, 2, 1]
+    assert partly[0, 0].tolist() == [[0, 1, 0], [1, 2, 0], [2, 0, 0]]
+    assert whole_counts[0, 0].tolist() == [0, 1, 1]
+    assert whole[0, 0].tolist() == [[0, 0, 0]] * 3
+    # A last block that is cut off is seen in part also where nothing is masked.
+    full = BlockSelection.from_indices(torch.tensor([[[[1, 2]]]]), Tiling(4, 11, 4, 4, False)).parted()
+    assert [x.flatten().tolist() for x in full] == [[1], [2, 0], [1], [1, 0]]
+    empty = BlockSelection.from_indices(torch.empty(1, 1, 3, 0, dtype=torch.int32), tiling).parted()
+    assert [x.shape[-1] for x in empty] == [3, 0, 3, 0]
