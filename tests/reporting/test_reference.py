@@ -16,10 +16,8 @@ ROOT = Path(__file__).parents[2]
 MANIFESTS = sorted((ROOT / "results" / "reference").glob("*/manifest.json"))
 RUNS = [path.parent for path in MANIFESTS if "kind" not in json.loads(path.read_text())]
 """Sweeps; the manifest of an evaluation says that it is one."""
-UNFINISHED = {
-    "decode-h200": "the time that the visit had for it was over behind batch 64 at 4k tokens; the same command goes on",
-    "methods-256k-h200": "likewise behind the first sixteen methods: the slowest rules, flex and fa4_blocks are missing",
-}
+UNFINISHED: dict[str, str] = {}
+"""Runs whose command was stopped before its last cell, each with the reason."""
 
 
 def test_there_are_reference_runs() -> None:
@@ -63,7 +61,7 @@ def test_reference_reports_stay_small() -> None:
     files = [path for path in (ROOT / "reports" / "reference").rglob("*") if path.is_file() and path.suffix != ".svg"]
     sizes = {path: path.stat().st_size for path in files}
     assert max(sizes.values()) < 1_000_000
-    assert sum(sizes.values()) < 16_000_000
+    assert sum(sizes.values()) < 18_000_000
 
 
 def test_the_demo_reproduces_the_order_of_the_selections() -> None:
