@@ -8,6 +8,8 @@ import pandas as pd
 
 from pyramidbench.units import integer
 
+IN_TORCH = "These choose in plain torch here, so that their times say nothing of their authors' kernels"
+
 
 def usual_budget(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows at the run's most frequent K, and the rows that have no K."""
@@ -54,6 +56,17 @@ def _tile_of(tiles: pd.Series, usual: float) -> float:
 def one_per_point(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """One row for each combination of `keys`: of rows that differ in their level count, the one with the most levels."""
     return rows.sort_values("levels", kind="stable").drop_duplicates(keys, keep="last").sort_index()
+
+
+def chosen_in_torch(rows: pd.DataFrame) -> list[str]:
+    """Methods, whatever their presets, that attend by a kernel and choose in plain torch, where choosing is most of the time.
+
+    Such a time is that of dozens of small launches. It says nothing of a rule's cost in kernels of its own.
+    """
+    mixed = (rows["kind"] == "selection") & (rows["backend"] == "reference+triton")
+    attending = rows[["attend_s", "backward_s"]].astype(float).fillna(0).sum(axis=1)
+    mostly = mixed & (attending < 0.5 * rows["latency_s"])
+    return sorted({str(method).partition(":")[0] for method in rows.loc[mostly, "method"]})
 
 
 def fullest_length(rows: pd.DataFrame) -> float:

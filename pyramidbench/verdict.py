@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from pyramidbench.comparable import fullest_length, usual_budget
+from pyramidbench.comparable import IN_TORCH, chosen_in_torch, fullest_length, usual_budget
 from pyramidbench.frame import Setting, failed, measured, settings
 from pyramidbench.inputs import CAPTURED
 from pyramidbench.replays import as_replayed
@@ -196,6 +196,9 @@ def caveats(summary: pd.DataFrame) -> tuple[str, ...]:
     if len(over):
         names = ", ".join(sorted(set(over["label"])))
         notes.append(f"Peak memory is over 1.5 times the formula (marked !): {names}.")
+    slowed = chosen_in_torch(measured(summary))
+    if slowed:
+        notes.append(f"{IN_TORCH}: {', '.join(slowed)}.")
     lost = failed(summary)
     if len(lost) and len(measured(summary)):
         notes.append(f"{int(lost['cells'].sum())} cells gave no number; their reasons are below.")

@@ -92,3 +92,18 @@ def test_plain_dense_that_took_several_kernels_is_one_row(shown_run: pd.DataFram
     assert set(dense["backend"]) == {"sdpa-flash or sdpa-math"}
     assert set(dense["cells"]) == {2}
     assert len(mixed) == len(summarise(shown_run))
+
+
+def test_the_caveats_name_rules_that_are_slow_since_they_choose_in_torch(shown_run: pd.DataFrame) -> None:
+    """Not what attends for most of its time, what chooses by kernels, or a run where everything is torch."""
+    latency = shown_run["latency_s"].astype(float)
+    window, flat = (shown_run["method"].str.startswith(name) for name in ("sliding_window", "flat"))
+    mixed = shown_run.assign(
+        attend_s=latency * (0.1 + 0.8 * window), backward_s=latency * 0.8 * flat, backend="reference+triton"
+    )
+    note = next(note for note in judged(mixed).caveats if "plain torch" in note)
+    assert "pyramid" in note
+    assert "flat" not in note
+    assert "sliding_window" not in note
+    for backend in ("triton", "reference"):
+        assert not any("plain torch" in note for note in judged(mixed.assign(backend=backend)).caveats)

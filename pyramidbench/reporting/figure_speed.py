@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from pyramidbench.comparable import by_tile, fullest_length, one_per_point, usual_budget
+from pyramidbench.comparable import IN_TORCH, by_tile, chosen_in_torch, fullest_length, one_per_point, usual_budget
 from pyramidbench.frame import failed, frontier, measured
 from pyramidbench.replays import as_replayed, is_replayed
 from pyramidbench.reporting.figure import (
@@ -50,7 +50,9 @@ def tradeoff(subject: Subject) -> Figure | NoFigure:
     floor = (rows["kind"] == "bound") & (rows["mass_kept"] < rivals["mass_kept"].min())
     parts = [_tradeoff_panel(level, part) for level, part in by_tile(rows[~floor])]
     low = sorted(set(rows.loc[floor, "label"]))
+    slowed = chosen_in_torch(rows)
     notes = (FRONTIER, *((f"Left of the picture: {', '.join(low)} (a floor, not a rival).",) if low else ()))
+    notes += (f"{IN_TORCH}: {', '.join(slowed)}.",) if slowed else ()
     axis = Axis(f"speed-up over {rivals['dense_method'].iloc[0]}", "ratio", log=True)
     return TRADEOFF.figure(
         subject, "tradeoff", f"{at_length(length)}, {budgets(rows)}", MASS, dict.fromkeys(names(parts), axis), parts,
